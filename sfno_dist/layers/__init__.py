@@ -1,0 +1,16 @@
+"""Building blocks of models on the sphere. Fields are [B, C, nlat, nlon]; no layer knows a process."""
+
+from sfno_dist.layers.attention import SphericalAttention
+from sfno_dist.layers.block import TransformerBlock
+from sfno_dist.layers.embedding import PositionEmbedding, position_features
+from sfno_dist.layers.pointwise import ChannelNorm, Mlp, PointwiseLinear
+
+__all__ = [
+    "ChannelNorm",
+    "Mlp",
+    "PointwiseLinear",
+    "PositionEmbedding",
+    "SphericalAttention",
+    "TransformerBlock",
+    "position_features",
+]

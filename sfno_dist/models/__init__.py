@@ -1,0 +1,5 @@
+"""Models: lists of layers."""
+
+from sfno_dist.models.transformer import SphericalTransformer
+
+__all__ = ["SphericalTransformer"]

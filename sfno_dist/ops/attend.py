@@ -1,0 +1,246 @@
+"""``attend``: spherical attention on a window of the globe, as one torch.library op with its gradient.
+
+s_ij = q_i . k_j       lse_i = log sum_j w_j exp(s_ij)       y_i = sum_j w_j exp(s_ij - lse_i) v_j
+
+Dims: B batch, N heads, H rows, W columns, P key points, D channels of query and key, Dv channels of value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sfno_dist.geometry import Neighbourhood
+from sfno_dist.ops import reference
+
+BACKENDS = ("reference",)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of the globe that local queries and keys stand for; all offsets are global.
+
+    Queries are rows ``query_rows`` and columns ``query_columns`` (start, stop). The local keys are the rows
+    ``key_rows`` (start, stop); row h of them holds ``key_counts[h]`` columns from ``key_first[h]`` eastward,
+    passing the end of the row where needed.
+    """
+
+    query_rows: tuple[int, int]
+    query_columns: tuple[int, int]
+    key_rows: tuple[int, int]
+    key_first: tuple[int, ...]
+    key_counts: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, neighbourhood: Neighbourhood) -> Window:
+        """The window of one process: everything."""
+        grid_in, grid_out = neighbourhood.grid_in, neighbourhood.grid_out
+        return cls(
+            (0, grid_out.nlat),
+            (0, grid_out.nlon),
+            (0, grid_in.nlat),
+            (0,) * grid_in.nlat,
+            (grid_in.nlon,) * grid_in.nlat,
+        )
+
+
+@lru_cache(maxsize=256)
+def _tables(neighbourhood: Neighbourhood, window: Window, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """half_widths [Hq, Hk] int32, key_weights [Hk] float64, key_rows [Hk, 3] int64 (first, count, position in P)."""
+    rows_out, rows_in = slice(*window.query_rows), slice(*window.key_rows)
+    counts = np.asarray(window.key_counts, dtype=np.int64)
+    key_rows = np.stack([np.asarray(window.key_first, dtype=np.int64), counts, np.cumsum(counts) - counts], axis=1)
+    return (
+        torch.from_numpy(neighbourhood.half_widths[rows_out, rows_in].copy()).to(device),
+        torch.from_numpy(neighbourhood.grid_in.cell_areas[rows_in].copy()).to(device),
+        torch.from_numpy(key_rows).to(device),
+    )
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    neighbourhood: Neighbourhood,
+    window: Window | None = None,
+    *,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Spherical attention of scaled queries ``q`` [B, N, Hq, Wq, D] over ``k`` [B, N, P, D], ``v`` [B, N, P, Dv].
+
+    P counts the key columns of the window, row after row: nlat_in * nlon_in for the whole globe
+    (``window=None``). Returns y [B, N, Hq, Wq, Dv] and lse [B, N, Hq, Wq]; partial results over disjoint key
+    sets merge from the two, and a query without keys in the window has y = 0 and lse = -inf.
+    """
+    window = Window.whole(neighbourhood) if window is None else window
+    _check(q, k, v, window)
+    return torch.ops.sfno_dist.attend(*operands(q, k, v, neighbourhood, window, resolve_backend(backend, q.device)))
+
+
+def operands(q: Tensor, k: Tensor, v: Tensor, neighbourhood: Neighbourhood, window: Window, backend: str) -> tuple:
+    """The arguments of the op: tensors and numbers only, as torch.library asks."""
+    nlon_out, nlon_in = neighbourhood.grid_out.nlon, neighbourhood.grid_in.nlon
+    tables = _tables(neighbourhood, window, q.device)
+    return q, k, v, *tables, nlon_out, nlon_in, window.query_columns[0], backend
+
+
+def resolve_backend(backend: str | None, device: torch.device) -> str:
+    """The name of the implementation that runs on ``device``; ``ValueError`` for one that does not exist."""
+    backend = "reference" if backend is None else backend
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+    return backend
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, window: Window) -> None:
+    """Shapes, dtypes and devices of an ``attend`` call; one line that says what differs."""
+    if q.ndim != 5 or k.ndim != 4 or v.ndim != 4:
+        raise ValueError(
+            f"attend takes q [B, N, Hq, Wq, D], k [B, N, P, D] and v [B, N, P, Dv], got shapes "
+            f"{list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
+        )
+    rows = window.query_rows[1] - window.query_rows[0]
+    columns = window.query_columns[1] - window.query_columns[0]
+    points = sum(window.key_counts)
+    for name, got, expected in (
+        ("q", q.shape, (q.shape[0], q.shape[1], rows, columns, q.shape[4])),
+        ("k", k.shape, (q.shape[0], q.shape[1], points, q.shape[4])),
+        ("v", v.shape, (q.shape[0], q.shape[1], points, v.shape[3])),
+    ):
+        if tuple(got) != expected:
+            raise ValueError(
+                f"{name} has shape {list(got)}, but the grids and the other inputs ask for {list(expected)}"
+            )
+    if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
+        raise ValueError(
+            f"q, k and v must share one dtype and device, got {q.dtype} on {q.device}, {k.dtype} on {k.device}, "
+            f"{v.dtype} on {v.device}"
+        )
+    if not q.dtype.is_floating_point:
+        raise ValueError(f"attend takes floating-point inputs, got {q.dtype}")
+
+
+@torch.library.custom_op("sfno_dist::attend", mutates_args=())
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    half_widths: Tensor,
+    key_weights: Tensor,
+    key_rows: Tensor,
+    nlon_out: int,
+    nlon_in: int,
+    first_column: int,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    y, lse = reference.forward(q, k, v, half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column)
+    return channels_last(y), lse
+
+
+@torch.library.custom_op("sfno_dist::attend_backward", mutates_args=())
+def _attend_backward(
+    dy: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    lse: Tensor,
+    half_widths: Tensor,
+    key_weights: Tensor,
+    key_rows: Tensor,
+    nlon_out: int,
+    nlon_in: int,
+    first_column: int,
+    backend: str,
+    needs_dq: bool,
+    needs_dkv: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    gradients = reference.backward(
+        dy,
+        dlse,
+        q,
+        k,
+        v,
+        y,
+        lse,
+        half_widths,
+        key_weights,
+        key_rows,
+        nlon_out,
+        nlon_in,
+        first_column,
+        needs_dq,
+        needs_dkv,
+    )
+    # An op returns tensors only: an empty one stands for a gradient that nobody needs.
+    dq, dk, dv = (q.new_empty(0) if gradient is None else channels_last(gradient) for gradient in gradients)
+    return dq, dk, dv
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """[B, N, ..., D] laid out in memory as [B, ..., N, D], as the layers' linear maps read and write it."""
+    return x.movedim(1, -2).contiguous().movedim(-2, 1)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    q, k, v, half_widths, key_weights, key_rows, *ctx.settings = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output, half_widths, key_weights, key_rows)
+
+
+def _gradient(ctx, dy: Tensor | None, dlse: Tensor | None):
+    q, k, v, y, lse, *tables = ctx.saved_tensors
+    needs_dq, needs_dk, needs_dv = ctx.needs_input_grad[:3]
+    dy = torch.zeros_like(y) if dy is None else dy
+    dq, dk, dv = torch.ops.sfno_dist.attend_backward(
+        dy, dlse, q, k, v, y, lse, *tables, *ctx.settings, needs_dq, needs_dk or needs_dv
+    )
+    return (dq if needs_dq else None, dk if needs_dk else None, dv if needs_dv else None) + (None,) * 7
+
+
+def _refuse_second_gradient(ctx, *gradients):
+    raise NotImplementedError(
+        "spherical attention has no second derivative; use backend='reference' outside the op "
+        "(sfno_dist.ops.reference.forward is plain PyTorch) if you need one"
+    )
+
+
+@_attend.register_fake
+def _(q, k, v, half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column, backend):
+    y = channels_last(q.new_empty(*q.shape[:-1], v.shape[-1]))
+    return y, q.new_empty(q.shape[:-1], dtype=reference.accumulation_dtype(q.dtype))
+
+
+@_attend_backward.register_fake
+def _(
+    dy,
+    dlse,
+    q,
+    k,
+    v,
+    y,
+    lse,
+    half_widths,
+    key_weights,
+    key_rows,
+    nlon_out,
+    nlon_in,
+    first_column,
+    backend,
+    needs_dq,
+    needs_dkv,
+):
+    nothing = (0,)
+    dq = channels_last(torch.empty_like(q)) if needs_dq else q.new_empty(nothing)
+    if not needs_dkv:
+        return dq, q.new_empty(nothing), q.new_empty(nothing)
+    return dq, channels_last(torch.empty_like(k)), channels_last(torch.empty_like(v))
+
+
+_attend.register_autograd(_gradient, setup_context=_setup_context)
+_attend_backward.register_autograd(_refuse_second_gradient, setup_context=lambda ctx, inputs, output: None)
