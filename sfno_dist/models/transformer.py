@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from sfno_dist.geometry import Grid
@@ -35,7 +37,8 @@ class SphericalTransformer(nn.Module):
         backend: str | None = None,
     ) -> None:
         super().__init__()
-        width, heads = embed_channels, {"num_heads": num_heads, "backend": backend}
+        width = embed_channels
+        heads: Any = {"num_heads": num_heads, "backend": backend}
         self.lift = PointwiseLinear(in_channels, width)
         self.latent_position = PositionEmbedding(width, latent_grid)
         self.down = SphericalAttention(width, grid, latent_grid, **heads)

@@ -77,6 +77,8 @@ def attend(
     sets merge from the two, and a query without keys in the window has y = 0 and lse = -inf.
     """
     window = Window.whole(neighbourhood) if window is None else window
+    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
+        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
     _check(q, k, v, window)
     return torch.ops.sfno_dist.attend(*operands(q, k, v, neighbourhood, window, resolve_backend(backend, q.device)))
 

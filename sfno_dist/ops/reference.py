@@ -72,7 +72,11 @@ def backward(
         dq[:, :, r] = ds @ k_row
         dk[:, :, keys] += ds.mT @ q_row
         dv[:, :, keys] += p.mT @ dy_row
-    return (dq.to(q.dtype) if needs_dq else None,) + ((dk.to(k.dtype), dv.to(v.dtype)) if needs_dkv else (None, None))
+    return (
+        dq.to(q.dtype) if needs_dq else None,
+        dk.to(k.dtype) if needs_dkv else None,
+        dv.to(v.dtype) if needs_dkv else None,
+    )
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

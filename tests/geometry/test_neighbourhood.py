@@ -142,7 +142,7 @@ def test_cutoffs_that_are_no_angle_are_refused(cutoff):
 
 
 def test_grids_that_start_at_different_longitudes_are_refused():
-    with pytest.raises(ValueError, match="first_longitude=0.5"):
+    with pytest.raises(ValueError, match=r"first_longitude=0\.5"):
         Neighbourhood(Grid("equiangular", 13, 24, 0.5), Grid("equiangular", 13, 24))
 
 

@@ -105,7 +105,7 @@ def test_layers_follow_dtype(dtype):
 
 def test_autocast_computes_in_the_lower_precision():
     torch.manual_seed(0)
-    layer = SphericalAttention(WIDTH, Grid("equiangular", 7, 12))
+    layer = SphericalAttention(WIDTH, Grid("equiangular", 7, 12), qk_norm=True)
     x = torch.randn(1, WIDTH, 7, 12)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = layer(x)

@@ -151,15 +151,11 @@ def test_windows_merge_into_the_whole(backend):
     q, k, v = random_qkv(neighbourhood)
     whole, whole_lse = attend(q, k, v, neighbourhood, backend=backend)
     query = q[:, :, 1:4, 3:9]
-    key_rows, first = (0, 7), (10, 3, 0, 11, 5, 7, 2)
+    first, counts = np.array([10, 3, 0, 11, 5, 7, 2]), np.array([5, 12, 1, 4, 0, 7, 9])
     parts = []
-    for start, counts in ((first, (5, 12, 1, 4, 0, 7, 9)), (None, None)):
-        if start is None:  # the columns that the first window left out
-            start = tuple((f + c) % 12 for f, c in zip(first, parts_counts, strict=True))
-            counts = tuple(12 - c for c in parts_counts)
-        parts_counts = counts
-        index = [h * 12 + (f + j) % 12 for h, (f, c) in enumerate(zip(start, counts, strict=True)) for j in range(c)]
-        window = Window((1, 4), (3, 9), key_rows, start, counts)
+    for start, number in ((first, counts), ((first + counts) % 12, 12 - counts)):
+        index = [h * 12 + (f + j) % 12 for h, (f, n) in enumerate(zip(start, number, strict=True)) for j in range(n)]
+        window = Window((1, 4), (3, 9), (0, 7), tuple(start.tolist()), tuple(number.tolist()))
         parts.append(attend(query, k[:, :, index], v[:, :, index], neighbourhood, window, backend=backend))
     lse = torch.logaddexp(parts[0][1], parts[1][1])
     merged = sum(y * torch.exp(part - lse)[..., None] for y, part in parts)
