@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from sfno_dist.geometry import equiangular, gaussian
 
@@ -104,6 +105,19 @@ class Grid:
         return self.weights * (2.0 * np.pi / self.nlon)
 
     @property
+    def row_edges(self) -> np.ndarray:
+        """Colatitudes between the rows, with the poles at both ends   [nlat + 1]"""
+        return _edges(self.colatitudes)
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """Points as unit vectors (to the north pole, to 0 E, to 90 E), smooth everywhere   [3, nlat, nlon]"""
+        sin_theta, cos_theta = np.sin(self.colatitudes)[:, None], np.cos(self.colatitudes)[:, None]
+        longitudes = self.longitudes[None, :]
+        north = np.broadcast_to(cos_theta, self.shape)
+        return np.stack([north, sin_theta * np.cos(longitudes), sin_theta * np.sin(longitudes)])
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self.nlat, self.nlon
 
@@ -112,7 +126,7 @@ class Grid:
         return f"{self.kind} {self.nlat} x {self.nlon}{offset}"
 
     @classmethod
-    def from_coordinates(cls, lat_degrees: Sequence[float], lon_degrees: Sequence[float]) -> Grid:
+    def from_coordinates(cls, lat_degrees: ArrayLike, lon_degrees: ArrayLike) -> Grid:
         """The grid whose points are these latitudes (either direction) and longitudes (any start).
 
         Latitudes that follow no known rule give kind ``irregular``, weighed by the area each row stands for.
@@ -131,8 +145,11 @@ class Grid:
 
 def _rows_by_area(colatitudes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Each row stands for the band between the midpoints to its neighbours; the outer ones reach the poles."""
-    edges = np.concatenate([[0.0], (colatitudes[1:] + colatitudes[:-1]) / 2.0, [np.pi]])
-    return colatitudes, -np.diff(np.cos(edges))
+    return colatitudes, -np.diff(np.cos(_edges(colatitudes)))
+
+
+def _edges(colatitudes: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0.0], (colatitudes[1:] + colatitudes[:-1]) / 2.0, [np.pi]])
 
 
 def _check_latitudes(lat: np.ndarray) -> None:

@@ -2,7 +2,7 @@
 
 from sfno_dist.layers.attention import SphericalAttention
 from sfno_dist.layers.block import TransformerBlock
-from sfno_dist.layers.embedding import PositionEmbedding, position_features
+from sfno_dist.layers.embedding import PositionEmbedding
 from sfno_dist.layers.pointwise import ChannelNorm, Mlp, PointwiseLinear
 
 __all__ = [
@@ -12,5 +12,4 @@ __all__ = [
     "PositionEmbedding",
     "SphericalAttention",
     "TransformerBlock",
-    "position_features",
 ]

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from sfno_dist.geometry import Neighbourhood
-from sfno_dist.ops import reference
+from sfno_dist.ops import compiled, reference
 
-BACKENDS = ("reference",)
+#: name -> module with ``forward`` and ``backward``; a device's compiled kernels bear its name
+BACKENDS = {"reference": reference, "cpu": compiled}
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,18 @@ def operands(q: Tensor, k: Tensor, v: Tensor, neighbourhood: Neighbourhood, wind
 
 
 def resolve_backend(backend: str | None, device: torch.device) -> str:
-    """The name of the implementation that runs on ``device``; ``ValueError`` for one that does not exist."""
-    backend = "reference" if backend is None else backend
+    """The name of the implementation for tensors on ``device``: its compiled kernels unless one is named.
+
+    ``ValueError`` for a name that does not exist or a device without kernels; nothing falls back to another.
+    """
+    if backend is None:
+        if device.type not in BACKENDS:
+            raise ValueError(f"there are no compiled kernels for {device.type} devices; choose backend='reference'")
+        return device.type
     if backend not in BACKENDS:
-        raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+        raise ValueError(
+            f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}, or None for the device's own"
+        )
     return backend
 
 
@@ -139,7 +148,7 @@ def _attend(
     first_column: int,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    y, lse = reference.forward(q, k, v, half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column)
+    y, lse = BACKENDS[backend].forward(q, k, v, half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column)
     return channels_last(y), lse
 
 
@@ -162,23 +171,8 @@ def _attend_backward(
     needs_dq: bool,
     needs_dkv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    gradients = reference.backward(
-        dy,
-        dlse,
-        q,
-        k,
-        v,
-        y,
-        lse,
-        half_widths,
-        key_weights,
-        key_rows,
-        nlon_out,
-        nlon_in,
-        first_column,
-        needs_dq,
-        needs_dkv,
-    )
+    tables = half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column
+    gradients = BACKENDS[backend].backward(dy, dlse, q, k, v, y, lse, *tables, needs_dq, needs_dkv)
     # An op returns tensors only: an empty one stands for a gradient that nobody needs.
     dq, dk, dv = (q.new_empty(0) if gradient is None else channels_last(gradient) for gradient in gradients)
     return dq, dk, dv

@@ -1,0 +1,1 @@
+"""Training and forecasting: everything that knows Lightning, Hydra and checkpoints."""

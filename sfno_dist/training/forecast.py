@@ -1,0 +1,130 @@
+"""A forecast from a checkpoint: the model rolled out step by step, as CF-conventions netCDF.
+
+Dims: T steps, V variables, H rows, W columns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+import xarray as xr
+from tqdm import tqdm
+
+from sfno_dist.data import DataError
+from sfno_dist.data.samples import FieldReader
+from sfno_dist.training.checkpoint import LoadedCheckpoint
+
+
+def forecast(checkpoint: LoadedCheckpoint, reader: FieldReader, *, init: np.datetime64, steps: int) -> xr.Dataset:
+    """``steps`` steps from the fields at ``init``, which the data must hold.
+
+    Returns a Dataset of the recipe's variables on (time, lat, lon), ``time`` the valid time, with ``lead_time`` and
+    ``init_time`` beside it. Raises ``DataError`` when the data do not fit the checkpoint or lack the time.
+    """
+    if steps < 1:
+        raise DataError(f"a forecast has at least 1 step, got {steps}")
+    recipe = checkpoint.recipe
+    recipe.check(reader.dataset, str(reader.paths))
+    index = find_time(reader, init, checkpoint)
+    start = reader.times[index]
+    times = [_valid_time(reader, start, n, checkpoint) for n in range(steps + 1)]
+    fields = np.stack(list(_rollout(checkpoint, reader(index), times)))
+    return _dataset(checkpoint, fields, times)
+
+
+def truth(reader: FieldReader, result: xr.Dataset, checkpoint: LoadedCheckpoint) -> xr.Dataset:
+    """The data at those valid times of a forecast that the data hold; may be empty along time."""
+    ordinals = checkpoint.recipe.step.ordinals
+    held = dict(zip(ordinals(reader.times).tolist(), range(len(reader.times)), strict=True))
+    places = [(n, held[o]) for n, o in enumerate(ordinals(result.time.values).tolist()) if o in held]
+    fields = np.stack([reader(index) for _, index in places]) if places else np.zeros((0, *_shape(checkpoint)))
+    coordinates = {"time": result.time.values[[n for n, _ in places]], "lat": result.lat, "lon": result.lon}
+    variables = enumerate(checkpoint.recipe.variables)
+    return xr.Dataset({name: (("time", "lat", "lon"), fields[:, v]) for v, name in variables}, coordinates)
+
+
+def find_time(reader: FieldReader, init: np.datetime64, checkpoint: LoadedCheckpoint) -> int:
+    """Index of the time that ``init`` names: the same instant, or for steps of months the same month."""
+    ordinals = checkpoint.recipe.step.ordinals(reader.times)
+    wanted = checkpoint.recipe.step.ordinals(np.array([init]))[0]
+    found = np.flatnonzero(ordinals == wanted)
+    if len(found) == 0:
+        nearest = reader.times[np.argmin(np.abs(ordinals - wanted))].astype("datetime64[h]")
+        raise DataError(
+            f"{reader.paths}: no data at {init}; the nearest time is {nearest}, and the data run from "
+            f"{reader.times[0].astype('datetime64[h]')} to {reader.times[-1].astype('datetime64[h]')}"
+        )
+    return int(found[0])
+
+
+def write(result: xr.Dataset, path: str | Path) -> None:
+    """Compressed netCDF-4 under its final name only once it is whole."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise DataError(f"{path}: the folder {path.parent} does not exist; create it first")
+    unfinished = path.with_name(f".{path.name}.unfinished-{os.getpid()}")
+    try:
+        result.to_netcdf(unfinished, encoding={name: {"zlib": True, "complevel": 4} for name in result.data_vars})
+        unfinished.replace(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _valid_time(reader: FieldReader, start: np.datetime64, steps: int, checkpoint: LoadedCheckpoint) -> np.datetime64:
+    """The time ``steps`` after ``start``; where the data have that month they say at what hour it is stamped."""
+    step = checkpoint.recipe.step
+    time = step.advance(start, steps)
+    found = np.flatnonzero(step.ordinals(reader.times) == step.ordinals(np.array([time]))[0])
+    return reader.times[found[0]] if len(found) else time
+
+
+@torch.inference_mode()
+def _rollout(checkpoint: LoadedCheckpoint, start: np.ndarray, times: list[np.datetime64]) -> Iterator[np.ndarray]:
+    """Fields at each time of ``times``, the first being ``start``   [V, H, W] in the variables' units"""
+    recipe = checkpoint.recipe
+    yield start
+    state = torch.from_numpy(recipe.statistics.normalise(start))[None]
+    for now, target in tqdm(list(pairwise(times)), desc="forecast", unit="step"):
+        features = torch.from_numpy(recipe.feature_fields(now, target))[None]
+        state = state + checkpoint.model(torch.cat([state, features], dim=1))
+        yield recipe.statistics.denormalise(state[0].numpy())
+
+
+def _dataset(checkpoint: LoadedCheckpoint, fields: np.ndarray, times: list[np.datetime64]) -> xr.Dataset:
+    """With the attributes that CF-1.10 asks for."""
+    recipe = checkpoint.recipe
+    valid = np.array(times, dtype="datetime64[ns]")
+    coordinates = {
+        "time": ("time", valid, {"standard_name": "time", "long_name": "valid time", "axis": "T"}),
+        "lat": (
+            "lat",
+            recipe.grid.latitudes_degrees,
+            {"standard_name": "latitude", "units": "degrees_north", "axis": "Y"},
+        ),
+        "lon": (
+            "lon",
+            recipe.grid.longitudes_degrees,
+            {"standard_name": "longitude", "units": "degrees_east", "axis": "X"},
+        ),
+        "lead_time": ("time", valid - valid[0], {"standard_name": "forecast_period", "long_name": "lead time"}),
+        "init_time": ((), valid[0], {"standard_name": "forecast_reference_time", "long_name": "initial time"}),
+    }
+    variables = {
+        name: (("time", "lat", "lon"), fields[:, v], {"units": recipe.units[v], "long_name": name})
+        for v, name in enumerate(recipe.variables)
+    }
+    result = xr.Dataset(variables, coordinates, {"Conventions": "CF-1.10", "source": "sfno_dist forecast"})
+    result.lead_time.encoding = {"units": "hours", "dtype": "float64"}
+    result.time.encoding = result.init_time.encoding = {"units": "hours since 1900-01-01", "dtype": "float64"}
+    return result
+
+
+def _shape(checkpoint: LoadedCheckpoint) -> tuple[int, int, int]:
+    return len(checkpoint.recipe.variables), *checkpoint.recipe.grid.shape

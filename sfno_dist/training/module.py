@@ -1,0 +1,115 @@
+"""The Lightning module: one step of a model, its loss, its scores and what its checkpoints hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor, nn
+
+from sfno_dist.data.recipe import Recipe
+from sfno_dist.training import checkpoint as checkpoints
+from sfno_dist.training.losses import area_shares, area_weighted_mse
+from sfno_dist.training.metrics import AreaWeightedRMSE
+from sfno_dist.training.report import score_table
+
+FORECASTS = ("model", "persistence", "climatology")
+
+
+class ForecastModule(lightning.LightningModule):
+    """Trains ``model`` to predict the change over one step of the normalised state.
+
+    Args:
+        model: [B, recipe.in_channels, nlat, nlon] -> change of the state [B, recipe.state_channels, nlat, nlon].
+        recipe: of the data; with ``model_settings`` it makes the checkpoint complete in itself.
+        optimizer: from parameter groups to a torch optimizer.
+        warmup: share of all steps in which the learning rate rises to its full value; it then falls as a cosine.
+        data_paths: where the data were, for a forecast that names none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        *,
+        model_settings: dict[str, Any],
+        optimizer: Callable[[Iterable], torch.optim.Optimizer],
+        warmup: float = 0.05,
+        data_paths: list[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.recipe, self.model_settings = model, recipe, model_settings
+        self.make_optimizer, self.warmup, self.data_paths = optimizer, warmup, data_paths or []
+        self.shares = area_shares(recipe.grid)
+        self.scores: dict[str, AreaWeightedRMSE] = nn.ModuleDict(
+            {name: AreaWeightedRMSE(len(recipe.variables), self.shares) for name in FORECASTS}
+        )  # type: ignore[assignment]
+
+    def forward(self, state: Tensor, features: Tensor) -> Tensor:
+        """The normalised state one step later   [B, V, nlat, nlon]"""
+        return state + self.model(torch.cat([state, features], dim=1))
+
+    def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
+        states, features = batch["state"], batch["features"]
+        prediction = self(states[:, 0], features[:, 0])
+        loss = area_weighted_mse(prediction, states[:, 1], self.shares.to(self.device))
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(states))
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_index: int) -> None:
+        self._score(batch, "validation")
+
+    def test_step(self, batch: dict[str, Tensor], batch_index: int) -> None:
+        self._score(batch, "test")
+
+    def _score(self, batch: dict[str, Tensor], split: str) -> None:
+        now, target = batch["state"][:, 0], batch["state"][:, 1]
+        prediction = self(now, batch["features"][:, 0])
+        loss = area_weighted_mse(prediction, target, self.shares.to(self.device))
+        self.log(f"{split}/loss", loss, prog_bar=True, batch_size=len(now))
+        for name, forecast in zip(FORECASTS, (prediction, now, batch["climatology"][:, 0]), strict=True):
+            self.scores[name].update(forecast, target)
+
+    def on_validation_epoch_end(self) -> None:
+        self._report("validation")
+
+    def on_test_epoch_end(self) -> None:
+        self._report("test")
+
+    def _report(self, split: str) -> None:
+        """Logs the RMSE of each variable in its units and prints it beside the baselines."""
+        std = torch.from_numpy(self.recipe.statistics.std)
+        rmse = {name: metric.compute().cpu() * std for name, metric in self.scores.items()}
+        for metric in self.scores.values():
+            metric.reset()
+        for name, values in rmse.items():
+            self.log_dict({f"{split}/rmse_{v}_{name}": x for v, x in zip(self.recipe.variables, values, strict=True)})
+        if not self.trainer.sanity_checking:
+            self.print(score_table(rmse, self.recipe, f"{split}, epoch {self.current_epoch}"))
+
+    def configure_optimizers(self) -> Any:
+        matrices = [p for p in self.parameters() if p.requires_grad and p.ndim > 1]
+        vectors = [p for p in self.parameters() if p.requires_grad and p.ndim <= 1]
+        # Biases and norm weights have no reason to be small.
+        optimizer = self.make_optimizer([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}])
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(steps, round(self.warmup * steps)))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[checkpoints.KEY] = checkpoints.contents(self.model_settings, self.recipe, self.data_paths)
+
+
+def warmup_cosine(steps: int, warmup_steps: int) -> Callable[[int], float]:
+    """Factor on the learning rate: rising line over ``warmup_steps``, then half a cosine down to 0 at ``steps``."""
+
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / warmup_steps
+        progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+
+    return factor

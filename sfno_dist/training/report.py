@@ -1,0 +1,26 @@
+"""Scores as a table in the terminal."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sfno_dist.data.recipe import Recipe
+from sfno_dist.training.metrics import skill
+
+
+def score_table(rmse: dict[str, Tensor], recipe: Recipe, title: str) -> str:
+    """RMSE of each variable beside persistence and climatology, and the skill against each.
+
+    ``rmse`` holds, for "model" and each baseline, one value per variable in its units.
+    """
+    baselines = [name for name in rmse if name != "model"]
+    head = ["RMSE", "units", "model", *baselines, *(f"skill / {name}" for name in baselines)]
+    rows = [
+        [variable, recipe.units[i], f"{rmse['model'][i]:.4g}"]
+        + [f"{rmse[name][i]:.4g}" for name in baselines]
+        + [f"{skill(rmse['model'][i], rmse[name][i]):+.3f}" for name in baselines]
+        for i, variable in enumerate(recipe.variables)
+    ]
+    widths = [max(len(row[c]) for row in [head, *rows]) for c in range(len(head))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
+    return "\n".join([f"\n{title}: one step ({recipe.step}) ahead, skill = 1 - MSE / MSE of the baseline", *lines])

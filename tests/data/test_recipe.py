@@ -1,0 +1,104 @@
+"""The recipe: features, and the round trip through a checkpoint."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from sfno_dist import Grid
+from sfno_dist.data import DataError
+from sfno_dist.data.recipe import FEATURES, Recipe
+from sfno_dist.data.statistics import Statistics
+from sfno_dist.data.timeline import TimeStep
+
+GRID = Grid("equiangular", 7, 12)
+NOW, TARGET = np.datetime64("1991-01-16", "ns"), np.datetime64("1991-02-15", "ns")
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    rng = np.random.default_rng(0)
+    return Recipe(
+        variables=("u", "v"),
+        units=("m/s", "m/s"),
+        grid=GRID,
+        step=TimeStep(1, "months"),
+        features=tuple(FEATURES),
+        statistics=Statistics(
+            np.float32([1, 2]), np.float32([3, 4]), rng.standard_normal((12, 2, *GRID.shape)).astype(np.float32)
+        ),
+        relief=rng.standard_normal(GRID.shape).astype(np.float32),
+    )
+
+
+def dataset(recipe: Recipe, **changes) -> xr.Dataset:
+    grid = changes.get("grid", recipe.grid)
+    return xr.Dataset(
+        {
+            name: (
+                ("time", "lat", "lon"),
+                np.zeros((1, *grid.shape), np.float32),
+                {"units": changes.get("units", "m/s")},
+            )
+            for name in changes.get("variables", recipe.variables)
+        },
+        {"lat": grid.latitudes_degrees, "lon": grid.longitudes_degrees},
+    )
+
+
+def test_feature_channels_are_as_many_as_announced(recipe):
+    for names in ([], ["position"], ["relief", "cos_zenith"], list(FEATURES)):
+        chosen = dataclasses.replace(recipe, features=tuple(names))
+        features = chosen.feature_fields(NOW, TARGET)
+        assert features.shape == (chosen.in_channels - 2, *GRID.shape) and features.dtype == np.float32
+
+
+def test_features_are_what_they_say(recipe):
+    features = recipe.feature_fields(NOW, TARGET)
+    np.testing.assert_allclose((features[:3] ** 2).sum(0), 1.0, rtol=1e-6)  # points of the unit sphere
+    np.testing.assert_allclose(features[0], np.cos(GRID.colatitudes)[:, None].repeat(12, 1), atol=1e-7)
+    relief = features[3]
+    assert (relief * GRID.cell_areas[:, None]).sum() == pytest.approx(0.0, abs=1e-5)
+    assert np.all(np.diff(relief.ravel()[np.argsort(recipe.relief.ravel())]) >= 0)
+    assert np.ptp(features[4]) == 0 and np.hypot(features[4], features[5])[0, 0] == pytest.approx(1.0)
+    climatology = recipe.statistics.denormalise(features[7:11].reshape(2, 2, *GRID.shape))
+    np.testing.assert_allclose(climatology, recipe.statistics.climatology[[0, 1]], rtol=1e-5, atol=1e-6)
+
+
+def test_a_recipe_survives_a_checkpoint_that_is_loaded_with_weights_only(recipe, tmp_path):
+    torch.save(recipe.to_dict(), tmp_path / "recipe.pt")
+    back = Recipe.from_dict(torch.load(tmp_path / "recipe.pt", weights_only=True))
+    for field in ("variables", "units", "grid", "step", "features"):
+        assert getattr(back, field) == getattr(recipe, field)
+    for name, array in vars(recipe.statistics).items():
+        assert np.array_equal(getattr(back.statistics, name), array)
+    assert np.array_equal(back.feature_fields(NOW, TARGET), recipe.feature_fields(NOW, TARGET))
+
+
+def test_irregular_grids_survive_too(recipe):
+    full = Grid("equiangular", 73, 144)
+    grid = Grid.from_coordinates(full.latitudes_degrees[:-1], full.longitudes_degrees)
+    assert Recipe.from_dict(dataclasses.replace(recipe, grid=grid).to_dict()).grid == grid
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"variables": ("u",)}, "needs variable v, the data have u"),
+        ({"units": "knots"}, "u is in 'knots', the checkpoint was trained on 'm/s'"),
+        ({"grid": Grid("equiangular", 9, 12)}, "equiangular 9 x 12, the checkpoint is for equiangular 7 x 12"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_with_what_differs(recipe, changes, words):
+    recipe.check(dataset(recipe), "a.nc")
+    with pytest.raises(DataError, match=f"a.nc: .*{words}"):
+        recipe.check(dataset(recipe, **changes), "a.nc")
+
+
+def test_unknown_features_and_missing_relief_are_refused(recipe):
+    with pytest.raises(DataError, match=r"unknown feature 'moon'.*choose among position"):
+        dataclasses.replace(recipe, features=("moon",))
+    with pytest.raises(DataError, match=r"data\.relief"):
+        dataclasses.replace(recipe, relief=None)

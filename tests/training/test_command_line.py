@@ -1,0 +1,237 @@
+"""The commands as a user gives them: train.py and sfno-dist, each in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from sfno_dist.training import checkpoint as checkpoints
+
+ROOT = Path(__file__).parents[2]
+NAVY = ROOT / "data" / "navy_winds_monthly_2.5deg.nc"
+TINY = ["experiment=smoke", "trainer.accelerator=cpu", "+trainer.limit_train_batches=3"]
+TINY += ["grid.latent.nlat=6", "grid.latent.nlon=12"]
+
+
+def run(command: list, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def train(cwd: Path, *overrides: str, **environment: str) -> subprocess.CompletedProcess:
+    return run([sys.executable, ROOT / "train.py", *overrides], cwd, **environment)
+
+
+def sfno_dist(cwd: Path, *arguments, **environment: str) -> subprocess.CompletedProcess:
+    return run([sys.executable, "-m", "sfno_dist.cli", *arguments], cwd, **environment)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> Path:
+    """The folder of a short training run on the demo data."""
+    cwd = tmp_path_factory.mktemp("trained")
+    done = train(cwd, *TINY)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (cwd / "runs" / "smoke").iterdir()
+    (folder / "stdout.txt").write_text(done.stdout)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def best(trained) -> Path:
+    return trained / "checkpoints" / "best.ckpt"
+
+
+@pytest.mark.slow
+def test_training_leaves_one_folder_with_everything_in_it(trained):
+    assert (trained / "checkpoints" / "best.ckpt").is_file() and (trained / "checkpoints" / "last.ckpt").is_file()
+    assert (trained / ".hydra" / "config.yaml").is_file() and (trained / "curves.png").stat().st_size > 10_000
+    header = (trained / "csv" / "metrics.csv").read_text().splitlines()[0]
+    assert "train/loss" in header and "validation/rmse_uwnd_model" in header
+    assert list((trained / "tensorboard").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.slow
+def test_baselines_as_the_product_computes_them_are_the_known_ones(trained):
+    """Persistence 2.360 and 1.851 m/s, climatology 2.110 and 1.694, over the targets of 1991-92.
+
+    The known values weigh rows by the cosine of latitude; ours are Clenshaw-Curtis weights: equal to 0.0002.
+    """
+    lines = (trained / "stdout.txt").read_text().split("test, epoch")[1].splitlines()
+    table = {line.split()[0]: line.split() for line in lines if line.startswith(("uwnd", "vwnd"))}
+    for variable, persistence, climatology in (("uwnd", 2.360, 2.110), ("vwnd", 1.851, 1.694)):
+        assert float(table[variable][3]) == pytest.approx(persistence, abs=0.005)
+        assert float(table[variable][4]) == pytest.approx(climatology, abs=0.005)
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_bits(tmp_path):
+    weights = []
+    for name in ("one", "two"):
+        done = train(tmp_path, *TINY, f"name={name}", "seed=7")
+        assert done.returncode == 0, done.stderr
+        (file,) = (tmp_path / "runs" / name).glob("*/checkpoints/last.ckpt")
+        weights.append(torch.load(file, weights_only=True)["state_dict"])
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.slow
+def test_a_forecast_from_the_checkpoint_alone(best, tmp_path):
+    copy = tmp_path / "elsewhere.ckpt"
+    copy.write_bytes(best.read_bytes())
+    done = sfno_dist(
+        tmp_path, "forecast", copy, "--init", "1992-10", "--steps", 4, "--output", "f.nc", "--plot", "f.png"
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with xr.open_dataset(tmp_path / "f.nc") as result, xr.open_dataset(NAVY) as data:
+        assert set(result.data_vars) == {"uwnd", "vwnd"} and result.uwnd.shape == (5, 73, 144)
+        months = result.time.values.astype("datetime64[M]")
+        assert months.tolist() == np.arange("1992-10", "1993-03", dtype="datetime64[M]").tolist()
+        assert result.attrs["Conventions"].startswith("CF") and result.uwnd.attrs["units"] == "M/S"
+        assert result.lat.attrs["standard_name"] == "latitude" and result.time.attrs["standard_name"] == "time"
+        assert np.isfinite(result.uwnd).all() and result.init_time.values == result.time.values[0]
+        # The first field is that of the file, turned to run from north to south and from 0 E.
+        start = data.UWND.sel(TIME="1992-10").squeeze()
+        for lat, lon in ((47.5, 10.0), (-30.0, 300.0)):
+            expected = float(start.sel(FNOCY=lat, FNOCX=lon if lon >= 20 else lon + 360))
+            assert float(result.uwnd.sel(lat=lat, lon=lon)[0]) == pytest.approx(expected, abs=1e-3)
+    assert (tmp_path / "f.png").stat().st_size > 30_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere.ckpt", "f.nc", "f.png"]
+
+
+@pytest.mark.slow
+def test_a_rollout_is_the_model_applied_again_and_again(best, tmp_path):
+    from sfno_dist.data.samples import FieldReader
+    from sfno_dist.training.forecast import forecast
+
+    loaded = checkpoints.load(best)
+    reader = FieldReader(str(NAVY), loaded.recipe.variables)
+    result = forecast(loaded, reader, init=np.datetime64("1991-05"), steps=3)
+    recipe, state = loaded.recipe, torch.from_numpy(loaded.recipe.statistics.normalise(reader(112)))[None]
+    for n in range(3):
+        features = torch.from_numpy(recipe.feature_fields(*reader.times[112 + n : 114 + n]))[None]
+        with torch.no_grad():
+            state = state + loaded.model(torch.cat([state, features], 1))
+        np.testing.assert_allclose(
+            result.vwnd[n + 1].values, recipe.statistics.denormalise(state[0].numpy())[1], rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--init", "2005-01"], "no data at 2005-01"),
+        (["--init", "soon"], "--init: a time reads like"),
+        (["--init", "1991-01", "--steps", "0"], "at least 1 step"),
+        (["--init", "1991-01", "--data", "absent.nc"], "absent.nc"),
+        (["--init", "1991-01", "--data", "other.nc"], "other.nc"),
+        (["--init", "1991-01", "--data", "knots.nc"], "uwnd is in 'knots', the checkpoint was trained on 'M/S'"),
+        (
+            ["--init", "1991-01", "--data", "coarse.nc"],
+            "equiangular 37 x 72, the checkpoint is for equiangular 73 x 144",
+        ),
+        (["--init", "1991-01", "--output", "nowhere/f.nc"], "does not exist"),
+    ],
+)
+def test_forecasts_that_cannot_be_made_are_refused_with_one_line(best, tmp_path, arguments, words):
+    with xr.open_dataset(NAVY) as data:
+        data = data.isel(TIME=slice(108, 110)).load()
+    data[["UWND"]].to_netcdf(tmp_path / "other.nc")
+    data.isel(FNOCY=slice(None, None, 2), FNOCX=slice(None, None, 2)).to_netcdf(tmp_path / "coarse.nc")
+    data.UWND.attrs["units"] = "knots"
+    data.to_netcdf(tmp_path / "knots.nc")
+    output = [] if "--output" in arguments else ["--output", "f.nc"]
+    done = sfno_dist(tmp_path, "forecast", best, *output, *arguments)
+    assert_one_line(done, words)
+    assert not list(tmp_path.glob("**/*f.nc*"))
+
+
+@pytest.mark.parametrize("kind", ["absent", "text", "truncated", "foreign", "newer"])
+def test_files_that_are_no_checkpoint_are_refused_with_one_line(request, tmp_path, kind):
+    path = tmp_path / "c.ckpt"
+    if kind == "text":
+        path.write_text("weights")
+    elif kind == "truncated":
+        torch.save({"state_dict": {"a": torch.zeros(1000)}}, path)
+        path.write_bytes(path.read_bytes()[:2000])
+    elif kind == "foreign":
+        torch.save({"state_dict": {}}, path)
+    elif kind == "newer":
+        torch.save({"state_dict": {}, "sfno_dist": {"format": 999}}, path)
+    done = sfno_dist(tmp_path, "forecast", path, "--init", "1991-01", "--output", "f.nc")
+    assert_one_line(done, "c.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data.paths=absent.nc"], "absent.nc"),
+        (["data.variables=[uwnd,temperature]"], "temperature"),
+        (["grid=era5_1deg"], "equiangular 73 x 144, the configuration names equiangular 181 x 360"),
+        (["grid.latent.kind=octahedral"], "unknown grid kind 'octahedral'; choose one of equiangular"),
+        (["model.num_heads=5"], "num_heads=5 does not divide"),
+        (["mesh.polar=2"], "mesh=single"),
+        (["data.splits.test=[1989-06,1992]"], "train and test overlap"),
+        (["data.features=[moon]"], "unknown feature 'moon'"),
+        (["data.step=fortnight"], "time step"),
+        (["data.paths=gap.nc"], "NaN"),
+        (["data.paths=north.nc"], "not global"),
+        (["+data.nonsense=1"], "nonsense"),
+        (["+nonsense=1"], "nothing reads the setting nonsense"),
+    ],
+)
+def test_runs_that_cannot_start_say_why_in_one_line(tmp_path, overrides, words):
+    with xr.open_dataset(NAVY) as data:
+        data = data.load()
+    if overrides == ["data.paths=gap.nc"]:
+        data.UWND[5, 3, 7] = np.nan
+        data.to_netcdf(tmp_path / "gap.nc")
+    if overrides == ["data.paths=north.nc"]:
+        data.isel(FNOCY=slice(36, None)).to_netcdf(tmp_path / "north.nc")
+    assert_one_line(train(tmp_path, *TINY, *overrides), words)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model=transfomer"], "Could not find 'model/transfomer'"),
+        (["trainer.max_epoch=3"], "Key 'max_epoch' is not in struct"),
+        (["experiment=none_such"], "Could not find 'experiment/none_such'"),
+    ],
+)
+def test_wrong_overrides_give_hydras_own_error(tmp_path, overrides, words):
+    done = train(tmp_path, *overrides)
+    assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_help_names_the_groups_and_examples(tmp_path):
+    done = train(tmp_path, "--help")
+    assert done.returncode == 0
+    for words in (
+        "Trains a spherical transformer",
+        "experiment: ",
+        "python train.py experiment=smoke",
+        "batch_size: 4",
+    ):
+        assert words in done.stdout
+    assert sfno_dist(tmp_path, "forecast", "--help").returncode == 0
+
+
+def assert_one_line(done: subprocess.CompletedProcess, words: str) -> None:
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr and "Traceback" not in done.stdout
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and words in errors[0], done.stderr

@@ -1,0 +1,112 @@
+"""Every choice of every configuration group builds what it names, and every experiment takes a step."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from sfno_dist.geometry import Grid
+from sfno_dist.mesh import ProcessMesh
+from sfno_dist.training import run
+from sfno_dist.training.checkpoint import build_model
+
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf"
+GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir())
+SMALL = ["model.embed_channels=8", "model.depth=1", "model.num_heads=2", "grid.latent.nlat=6", "grid.latent.nlon=12"]
+
+
+def choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def composed(tmp_path: Path, *overrides: str) -> DictConfig:
+    os.environ["SFNO_DIST_ROOT"] = str(ROOT)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("train", [f"paths.output={tmp_path}", "name=test", "trainer.accelerator=cpu", *overrides])
+
+
+def test_the_groups_are_those_of_the_design():
+    expected = "callbacks data experiment grid logger mesh model optim paths trainer"
+    assert expected.split() == GROUPS
+
+
+@pytest.mark.parametrize("choice", choices("data"))
+def test_data(choice, tmp_path):
+    data = run.build_data(composed(tmp_path, f"data={choice}"))
+    data.setup()
+    batch = next(iter(data.train_dataloader()))
+    assert batch["state"].shape[2] == len(data.recipe.variables)
+    assert torch.isfinite(batch["state"]).all() and torch.isfinite(batch["features"]).all()
+
+
+@pytest.mark.parametrize("choice", choices("grid"))
+def test_grid(choice, tmp_path):
+    grid = composed(tmp_path, f"grid={choice}").grid
+    assert set(grid) == {"data", "latent"}
+    for part in grid.values():
+        assert part == "auto" or Grid(**part).weights.sum() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("choice", choices("mesh"))
+def test_mesh(choice, tmp_path):
+    assert ProcessMesh(**composed(tmp_path, f"mesh={choice}").mesh).size >= 1
+
+
+@pytest.mark.parametrize("choice", choices("model"))
+def test_model(choice, tmp_path):
+    config = composed(tmp_path, f"model={choice}", *SMALL)
+    data = run.build_data(config)
+    data.setup()
+    model = build_model(OmegaConf.to_container(config.model, resolve=True), data.recipe)
+    y = model(torch.randn(1, data.recipe.in_channels, *data.recipe.grid.shape))
+    assert y.shape == (1, data.recipe.state_channels, *data.recipe.grid.shape)
+
+
+@pytest.mark.parametrize("choice", choices("optim"))
+def test_optim(choice, tmp_path):
+    optim = instantiate(composed(tmp_path, f"optim={choice}").optim)
+    optimizer = optim["optimizer"]([{"params": [torch.nn.Parameter(torch.ones(2))]}])
+    assert isinstance(optimizer, torch.optim.Optimizer) and 0 <= optim["warmup"] < 1
+
+
+@pytest.mark.parametrize(
+    ("group", "choice"), [(group, choice) for group in ("callbacks", "logger", "trainer") for choice in choices(group)]
+)
+def test_trainer_with_its_callbacks_and_loggers(group, choice, tmp_path):
+    config = composed(tmp_path, f"{group}={choice}")
+    trainer = run.build_trainer(config)
+    assert len(trainer.loggers) == len(config.logger) and trainer.num_devices == config.trainer.devices
+    assert {type(c).__name__ for c in trainer.callbacks} >= {
+        c["_target_"].rsplit(".")[-1] for c in config.callbacks.values()
+    }
+
+
+@pytest.mark.parametrize("choice", choices("paths"))
+def test_paths(choice, tmp_path):
+    assert (Path(composed(tmp_path, f"paths={choice}").paths.data) / "README.md").is_file()
+
+
+@pytest.mark.parametrize("choice", choices("experiment"))
+def test_every_experiment_takes_a_step(choice, tmp_path):
+    config = composed(
+        tmp_path, f"experiment={choice}", *SMALL, "trainer.max_epochs=1", "+trainer.limit_train_batches=1",
+        "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1",
+    )  # fmt: skip
+    metrics = run.train(config)
+    assert metrics["train/loss"] > 0 and metrics["test/loss"] > 0
+    assert (tmp_path / "checkpoints" / "best.ckpt").is_file()
+
+
+def test_a_setting_that_nothing_reads_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="nothing reads the setting learning_rate"):
+        run.train(composed(tmp_path, "+learning_rate=1"))
+    with pytest.raises(Exception, match="learning_rate"):
+        run.train(composed(tmp_path, "+data.learning_rate=1"))
+    for group in ("grid", "mesh", "model", "optim"):
+        with pytest.raises(Exception, match=r"nonsense|unread"):
+            run.train(composed(tmp_path, f"+{group}.nonsense=1", *SMALL))
