@@ -91,8 +91,8 @@ class Grid:
 
     @property
     def latitudes_degrees(self) -> np.ndarray:
-        """Degrees north, falling   [nlat]"""
-        return 90.0 - np.degrees(self.colatitudes)
+        """Degrees north, falling; -30 is -30 and not the float beside it   [nlat]"""
+        return np.round(90.0 - np.degrees(self.colatitudes), 10)
 
     @property
     def longitudes_degrees(self) -> np.ndarray:

@@ -135,47 +135,32 @@ def _check(q: Tensor, k: Tensor, v: Tensor, window: Window) -> None:
         raise ValueError(f"attend takes floating-point inputs, got {q.dtype}")
 
 
-@torch.library.custom_op("sfno_dist::attend", mutates_args=())
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    half_widths: Tensor,
-    key_weights: Tensor,
-    key_rows: Tensor,
-    nlon_out: int,
-    nlon_in: int,
-    first_column: int,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
+_TABLES = (
+    "Tensor half_widths, Tensor key_weights, Tensor key_rows, int nlon_out, int nlon_in, int first_column, str backend"
+)
+# Defined by schema: torch.library.custom_op would import the compiler, seconds long, at the first call.
+torch.library.define("sfno_dist::attend", f"(Tensor q, Tensor k, Tensor v, {_TABLES}) -> (Tensor, Tensor)")
+torch.library.define(
+    "sfno_dist::attend_backward",
+    f"(Tensor dy, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, {_TABLES}, "
+    "bool needs_dq, bool needs_dkv) -> (Tensor, Tensor, Tensor)",
+)
+
+
+@torch.library.impl("sfno_dist::attend", "default")
+def _attend(q, k, v, half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column, backend):
     y, lse = BACKENDS[backend].forward(q, k, v, half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column)
     return channels_last(y), lse
 
 
-@torch.library.custom_op("sfno_dist::attend_backward", mutates_args=())
+@torch.library.impl("sfno_dist::attend_backward", "default")
 def _attend_backward(
-    dy: Tensor,
-    dlse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    y: Tensor,
-    lse: Tensor,
-    half_widths: Tensor,
-    key_weights: Tensor,
-    key_rows: Tensor,
-    nlon_out: int,
-    nlon_in: int,
-    first_column: int,
-    backend: str,
-    needs_dq: bool,
-    needs_dkv: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    dy, dlse, q, k, v, y, lse, half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column, backend, *needs
+):
     tables = half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column
-    gradients = BACKENDS[backend].backward(dy, dlse, q, k, v, y, lse, *tables, needs_dq, needs_dkv)
+    gradients = BACKENDS[backend].backward(dy, dlse, q, k, v, y, lse, *tables, *needs)
     # An op returns tensors only: an empty one stands for a gradient that nobody needs.
-    dq, dk, dv = (q.new_empty(0) if gradient is None else channels_last(gradient) for gradient in gradients)
-    return dq, dk, dv
+    return tuple(q.new_empty(0) if gradient is None else channels_last(gradient) for gradient in gradients)
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -206,31 +191,15 @@ def _refuse_second_gradient(ctx, *gradients):
     )
 
 
-@_attend.register_fake
-def _(q, k, v, half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column, backend):
+@torch.library.register_fake("sfno_dist::attend")
+def _(q, k, v, *tables):
     y = channels_last(q.new_empty(*q.shape[:-1], v.shape[-1]))
     return y, q.new_empty(q.shape[:-1], dtype=reference.accumulation_dtype(q.dtype))
 
 
-@_attend_backward.register_fake
-def _(
-    dy,
-    dlse,
-    q,
-    k,
-    v,
-    y,
-    lse,
-    half_widths,
-    key_weights,
-    key_rows,
-    nlon_out,
-    nlon_in,
-    first_column,
-    backend,
-    needs_dq,
-    needs_dkv,
-):
+@torch.library.register_fake("sfno_dist::attend_backward")
+def _(dy, dlse, q, k, v, y, lse, *tables_and_needs):
+    needs_dq, needs_dkv = tables_and_needs[-2:]
     nothing = (0,)
     dq = channels_last(torch.empty_like(q)) if needs_dq else q.new_empty(nothing)
     if not needs_dkv:
@@ -238,5 +207,7 @@ def _(
     return dq, channels_last(torch.empty_like(k)), channels_last(torch.empty_like(v))
 
 
-_attend.register_autograd(_gradient, setup_context=_setup_context)
-_attend_backward.register_autograd(_refuse_second_gradient, setup_context=lambda ctx, inputs, output: None)
+torch.library.register_autograd("sfno_dist::attend", _gradient, setup_context=_setup_context)
+torch.library.register_autograd(
+    "sfno_dist::attend_backward", _refuse_second_gradient, setup_context=lambda ctx, inputs, output: None
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,15 @@ def build_model(settings: dict[str, Any], recipe: Recipe) -> nn.Module:
     """
     arguments = dict(settings)
     name, latent = arguments.pop("name"), arguments.pop("latent_grid")
+    latent_grid = Grid(**{"first_longitude": _same_start(recipe.grid, latent["nlon"]), **latent})
+    return model_class(name)(recipe.in_channels, recipe.state_channels, recipe.grid, latent_grid, **arguments)
+
+
+def model_class(name: str) -> Callable[..., nn.Module]:
+    """The class of ``sfno_dist.models`` of that name; ``DataError`` lists those there are."""
     if name not in models.__all__:
         raise DataError(f"unknown model {name!r}; choose among {', '.join(models.__all__)}")
-    latent_grid = Grid(**{"first_longitude": _same_start(recipe.grid, latent["nlon"]), **latent})
-    return getattr(models, name)(recipe.in_channels, recipe.state_channels, recipe.grid, latent_grid, **arguments)
+    return getattr(models, name)
 
 
 def _same_start(grid: Grid, nlon: int) -> float:

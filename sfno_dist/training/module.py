@@ -88,7 +88,8 @@ class ForecastModule(lightning.LightningModule):
         for name, values in rmse.items():
             self.log_dict({f"{split}/rmse_{v}_{name}": x for v, x in zip(self.recipe.variables, values, strict=True)})
         if not self.trainer.sanity_checking:
-            self.print(score_table(rmse, self.recipe, f"{split}, epoch {self.current_epoch}"))
+            title = "test" if split == "test" else f"{split}, epoch {self.current_epoch}"
+            self.print(score_table(rmse, self.recipe, title))
 
     def configure_optimizers(self) -> Any:
         matrices = [p for p in self.parameters() if p.requires_grad and p.ndim > 1]

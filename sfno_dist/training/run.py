@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import logging
+import shlex
+import warnings
 from pathlib import Path
-from typing import Any
 
-import hydra
 import lightning
-from omegaconf import DictConfig, OmegaConf
+from lightning.pytorch.loggers import CSVLogger
+from omegaconf import DictConfig
 
-from sfno_dist.data import DataError
 from sfno_dist.data.datamodule import WeatherDataModule
 from sfno_dist.geometry import Grid
 from sfno_dist.mesh import ProcessMesh
-from sfno_dist.training.checkpoint import build_model
+from sfno_dist.training.checkpoint import build_model, model_class
+from sfno_dist.training.config import arguments, build, refuse_unread
 from sfno_dist.training.module import ForecastModule
+from sfno_dist.training.plot import training_curves
 
 logger = logging.getLogger(__name__)
-SECTIONS = ("paths", "data", "grid", "mesh", "model", "trainer", "optim", "callbacks", "logger", "name", "seed")
 
 
 def train(config: DictConfig) -> dict[str, float]:
     """Trains, then scores the best checkpoint on the test period; returns the last logged metrics by name."""
     refuse_unread(config)
-    # Hydra prints what is logged and keeps it in train.log; Lightning's own handlers would print it twice.
-    logging.getLogger("lightning.pytorch").handlers.clear()
-    ProcessMesh(**config.mesh)
+    _quieten()
+    ProcessMesh(**arguments(config.mesh, "mesh", ProcessMesh))
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     data = build_data(config)
     data.setup()
@@ -38,46 +38,50 @@ def train(config: DictConfig) -> dict[str, float]:
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     trainer.test(module, datamodule=data, ckpt_path="best", weights_only=True, verbose=False)
     metrics.update({name: float(value) for name, value in trainer.callback_metrics.items()})
+    _draw_curves(trainer, data.recipe.variables)
+    logger.info("forecast with: sfno-dist forecast %s --init TIME --output forecast.nc", _best(trainer))
     return metrics
-
-
-def refuse_unread(config: DictConfig) -> None:
-    """A value that nothing reads is an error, so that no setting is ever silently ignored."""
-    unread = [name for name in config if name not in SECTIONS]
-    if unread:
-        raise DataError(
-            f"nothing reads the setting {', '.join(map(str, unread))}; the sections are {', '.join(SECTIONS)}"
-        )
 
 
 def build_data(config: DictConfig) -> WeatherDataModule:
     expected = config.grid.data
-    grid = None if expected == "auto" else Grid(**expected)
-    return WeatherDataModule(**_plain(config.data), grid=grid)
+    grid = None if expected == "auto" else Grid(**arguments(expected, "grid.data", Grid))
+    return WeatherDataModule(**arguments(config.data, "data", WeatherDataModule), grid=grid)
 
 
 def build_module(config: DictConfig, data: WeatherDataModule) -> ForecastModule:
-    settings = _plain(config.model)
-    paths = [data.reader.paths] if isinstance(data.reader.paths, str) else list(data.reader.paths)
+    settings = arguments(config.model, "model", model_class(config.model.name), beside=("name",))
+    paths = [data.reader.paths] if isinstance(data.reader.paths, str) else data.reader.paths
     return ForecastModule(
         build_model(settings, data.recipe),
         data.recipe,
         model_settings=settings,
         data_paths=[str(Path(path).absolute()) for path in paths],
-        **hydra.utils.instantiate(config.optim),
+        **build(config.optim, "optim"),
     )
 
 
 def build_trainer(config: DictConfig) -> lightning.Trainer:
-    callbacks = [hydra.utils.instantiate(part) for part in config.callbacks.values()]
-    loggers = [hydra.utils.instantiate(part) for part in config.logger.values()]
-    return hydra.utils.instantiate(
-        config.trainer, callbacks=callbacks, logger=loggers, default_root_dir=config.paths.output
-    )
+    callbacks = [build(part, f"callbacks.{name}") for name, part in config.callbacks.items()]
+    loggers = [build(part, f"logger.{name}") for name, part in config.logger.items()]
+    folder = config.paths.output
+    return build(config.trainer, "trainer", callbacks=callbacks, logger=loggers, default_root_dir=folder)
 
 
-def _plain(section: DictConfig) -> dict[str, Any]:
-    """As dicts, lists, strings and numbers, which a checkpoint can hold."""
-    container = OmegaConf.to_container(section, resolve=True)
-    assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
+def _quieten() -> None:
+    """Leaves what the user can act on: no tips, no list of absent devices, no deprecations inside Lightning."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+
+
+def _best(trainer: lightning.Trainer) -> str:
+    """Path of the best checkpoint, as a shell takes it."""
+    return shlex.quote(getattr(trainer.checkpoint_callback, "best_model_path", ""))
+
+
+def _draw_curves(trainer: lightning.Trainer, variables: tuple[str, ...]) -> None:
+    """Draws ``curves.png`` from what the CSV logger wrote, where the run has one."""
+    for run_logger in trainer.loggers:
+        if isinstance(run_logger, CSVLogger):
+            folder = Path(str(trainer.default_root_dir))
+            training_curves(Path(run_logger.log_dir) / "metrics.csv", variables, folder / "curves.png")

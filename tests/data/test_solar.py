@@ -52,7 +52,9 @@ def test_zenith_angle_of_a_published_example():
     field = cos_zenith(np.datetime64("2003-10-17T19:30:30"), fine)
     row = int(np.argmin(np.abs(fine.latitudes_degrees - lat)))
     column = int(np.argmin(np.abs(fine.longitudes_degrees - lon)))
-    assert np.degrees(np.arccos(field[row, column])) == pytest.approx(50.11, abs=0.06)  # the points are 0.1 degrees apart
+    assert np.degrees(np.arccos(field[row, column])) == pytest.approx(
+        50.11, abs=0.06
+    )  # the points are 0.1 degrees apart
 
 
 def test_half_of_the_globe_is_lit():
