@@ -178,10 +178,12 @@ def _ring(lon: np.ndarray) -> tuple[float, int]:
     steps = np.diff(np.append(turned, turned[0] + 360.0))
     if np.abs(steps - spacing).max() > SAME_POINT * spacing:
         raise GridError(
-            f"longitudes must be equally spaced around the whole globe ({lon.size} columns, {spacing:g} degrees "
+            f"the grid is not global: longitudes must be equally spaced around the whole globe ({lon.size} columns, {spacing:g} degrees "
             f"apart), got {lon.min():g}..{lon.max():g} with steps {steps.min():g}..{steps.max():g}"
         )
-    first = float(np.mean(lon - spacing * np.round(lon / spacing)))
+    # All columns lie at the same phase within a spacing; the mean on the circle has no seam.
+    phase = np.angle(np.exp(2j * np.pi * lon / spacing).mean())
+    first = float(phase / (2.0 * np.pi) * spacing)
     # A first longitude within rounding of 0 is 0; a negative one is the column before.
     first = 0.0 if abs(first) <= SAME_POINT * spacing else round(first % spacing, 9)
     return (first if first < spacing * (1.0 - SAME_POINT) else 0.0), lon.size

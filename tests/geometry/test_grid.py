@@ -72,7 +72,7 @@ def test_gaussian_latitudes_are_the_published_ones():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("south_first", [False, True])
-@pytest.mark.parametrize("start", [0.0, -180.0, 20.0, 0.5])
+@pytest.mark.parametrize("start", [0.0, -180.0, 20.0, 0.5, 1.25, -178.75])
 def test_coordinates_lead_back_to_the_grid(kind, south_first, start):
     grid = Grid(kind, 73, 144)
     latitudes = np.round(grid.latitudes_degrees, 3).astype(np.float32)
