@@ -36,7 +36,7 @@ def train(config: DictConfig) -> dict[str, float]:
     logger.info("%s: %s, %d weights; output in %s", config.name, data.summary, weights, config.paths.output)
     trainer.fit(module, datamodule=data)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    trainer.test(module, datamodule=data, ckpt_path="best", weights_only=True, verbose=False)
+    trainer.test(module, datamodule=data, ckpt_path="best", verbose=False)
     metrics.update({name: float(value) for name, value in trainer.callback_metrics.items()})
     _draw_curves(trainer, data.recipe.variables)
     logger.info("forecast with: sfno-dist forecast %s --init TIME --output forecast.nc", _best(trainer))

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 
 from sfno_dist import Grid
 from sfno_dist.data import DataError, open_dataset
@@ -96,6 +97,8 @@ def test_habits_of_files(habit, tmp_path):
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_formats(kind, tmp_path):
+    if kind == "zarr3" and int(zarr.__version__.split(".")[0]) < 3:
+        pytest.skip("this zarr (the last for Python 3.10) has no format 3")
     assert_right(open_dataset(write(make(), tmp_path, kind=kind)))
 
 
@@ -235,7 +238,9 @@ def test_values_beyond_float32_are_infinite(tmp_path):
 
 def test_conflicting_values_of_one_time_are_refused(tmp_path):
     write(make(), tmp_path, "a")
-    write(make(first=5) + 1.0, tmp_path, "b")
+    other = make(first=5)
+    other.t[:] += 1.0
+    write(other, tmp_path, "b")
     with pytest.raises(
         DataError, match=r"b\.nc: values conflict with .*a\.nc: t at time 2019-12-31T06:00:00 differs by 1"
     ):

@@ -100,7 +100,7 @@ def test_layers_follow_dtype(dtype):
     expected = layer(x)
     y = layer.to(dtype)(x.to(dtype))
     assert y.dtype == dtype
-    torch.testing.assert_close(y.float(), expected, rtol=0.1, atol=0.05)
+    torch.testing.assert_close(y.float(), expected, rtol=0.1, atol=0.2)  # of values up to 5
 
 
 def test_autocast_computes_in_the_lower_precision():
