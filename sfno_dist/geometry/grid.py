@@ -178,8 +178,8 @@ def _ring(lon: np.ndarray) -> tuple[float, int]:
     steps = np.diff(np.append(turned, turned[0] + 360.0))
     if np.abs(steps - spacing).max() > SAME_POINT * spacing:
         raise GridError(
-            f"the grid is not global: longitudes must be equally spaced around the whole globe ({lon.size} columns, {spacing:g} degrees "
-            f"apart), got {lon.min():g}..{lon.max():g} with steps {steps.min():g}..{steps.max():g}"
+            f"the grid is not global: longitudes must be equally spaced around it ({lon.size} columns {spacing:g} "
+            f"degrees apart), got {lon.min():g}..{lon.max():g} with steps {steps.min():g}..{steps.max():g}"
         )
     # All columns lie at the same phase within a spacing; the mean on the circle has no seam.
     phase = np.angle(np.exp(2j * np.pi * lon / spacing).mean())

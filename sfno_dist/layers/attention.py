@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfno_dist.geometry import Grid, Neighbourhood
-from sfno_dist.ops.attend import attend, resolve_backend
+from sfno_dist.ops.attend import Window, attend, resolve_backend
 from sfno_dist.ops.functional import check_field, merge_heads, split_heads
 
 
@@ -54,6 +54,7 @@ class SphericalAttention(nn.Module):
             if num_heads < 1 or channels % num_heads:
                 raise ValueError(f"num_heads={num_heads} does not divide {name}={channels}; choose one that does")
         self.neighbourhood = Neighbourhood(grid_in, grid_out, theta_cutoff)
+        self.window = Window.whole(self.neighbourhood)
         self.num_heads = num_heads
         self.scale = (k_channels // num_heads) ** -0.5 if scale is None else scale
         self.backend = backend
@@ -99,7 +100,7 @@ class SphericalAttention(nn.Module):
         q = self._heads(query, self.q_weights, self.q_bias, self.q_norm_weights) * self.scale
         k = self._heads(key, self.k_weights, self.k_bias, self.k_norm_weights)
         v = self._heads(value, self.v_weights, self.v_bias, None)
-        y, _ = attend(q, k.flatten(2, 3), v.flatten(2, 3), self.neighbourhood, backend=self.backend)
+        y, _ = attend(q, k.flatten(2, 3), v.flatten(2, 3), self.window, backend=self.backend)
         return F.linear(merge_heads(y), self.proj_weights.flatten(1), self.proj_bias).movedim(-1, 1)
 
     def _heads(self, field: Tensor, weights: Tensor, bias: Tensor | None, norm_weights: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ Dims: B batch, N heads, H rows, W columns, P key points, D channels of query and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,13 +24,14 @@ BACKENDS = {"reference": reference, "cpu": compiled}
 
 @dataclass(frozen=True)
 class Window:
-    """The part of the globe that local queries and keys stand for; all offsets are global.
+    """The part of the globe that local queries and keys stand for; all rows and columns are global.
 
     Queries are rows ``query_rows`` and columns ``query_columns`` (start, stop). The local keys are the rows
     ``key_rows`` (start, stop); row h of them holds ``key_counts[h]`` columns from ``key_first[h]`` eastward,
     passing the end of the row where needed.
     """
 
+    neighbourhood: Neighbourhood
     query_rows: tuple[int, int]
     query_columns: tuple[int, int]
     key_rows: tuple[int, int]
@@ -39,56 +41,75 @@ class Window:
     @classmethod
     def whole(cls, neighbourhood: Neighbourhood) -> Window:
         """The window of one process: everything."""
-        grid_in, grid_out = neighbourhood.grid_in, neighbourhood.grid_out
-        return cls(
-            (0, grid_out.nlat),
-            (0, grid_out.nlon),
-            (0, grid_in.nlat),
-            (0,) * grid_in.nlat,
-            (grid_in.nlon,) * grid_in.nlat,
-        )
+        (nlat_in, nlon_in), (nlat_out, nlon_out) = neighbourhood.grid_in.shape, neighbourhood.grid_out.shape
+        return cls(neighbourhood, (0, nlat_out), (0, nlon_out), (0, nlat_in), (0,) * nlat_in, (nlon_in,) * nlat_in)
+
+    @torch.compiler.assume_constant_result  # a traced graph holds the tables and need not see how they are made
+    def tables(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """half_widths [Hq, Hk] int32, key_weights [Hk] float64, key_rows [Hk, 3] int64 (first, count, place in P)."""
+        return _tables(self, device)
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """``ValueError``, one line that says what differs, for tensors that do not fill the window."""
+        if q.ndim != 5 or k.ndim != 4 or v.ndim != 4:
+            raise ValueError(
+                f"attend takes q [B, N, Hq, Wq, D], k [B, N, P, D] and v [B, N, P, Dv], got shapes "
+                f"{list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
+            )
+        rows = self.query_rows[1] - self.query_rows[0]
+        columns = self.query_columns[1] - self.query_columns[0]
+        points = sum(self.key_counts)
+        for name, got, expected in (
+            ("q", q.shape, (q.shape[0], q.shape[1], rows, columns, q.shape[4])),
+            ("k", k.shape, (q.shape[0], q.shape[1], points, q.shape[4])),
+            ("v", v.shape, (q.shape[0], q.shape[1], points, v.shape[3])),
+        ):
+            if tuple(got) != expected:
+                raise ValueError(
+                    f"{name} has shape {list(got)}, but the grids and the other inputs ask for {list(expected)}"
+                )
+        if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
+            raise ValueError(
+                f"q, k and v must share one dtype and device, got {q.dtype} on {q.device}, {k.dtype} on {k.device}, "
+                f"{v.dtype} on {v.device}"
+            )
+        if not q.dtype.is_floating_point:
+            raise ValueError(f"attend takes floating-point inputs, got {q.dtype}")
 
 
 @lru_cache(maxsize=256)
-def _tables(neighbourhood: Neighbourhood, window: Window, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """half_widths [Hq, Hk] int32, key_weights [Hk] float64, key_rows [Hk, 3] int64 (first, count, position in P)."""
+def _tables(window: Window, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     rows_out, rows_in = slice(*window.query_rows), slice(*window.key_rows)
     counts = np.asarray(window.key_counts, dtype=np.int64)
     key_rows = np.stack([np.asarray(window.key_first, dtype=np.int64), counts, np.cumsum(counts) - counts], axis=1)
-    return (
-        torch.from_numpy(neighbourhood.half_widths[rows_out, rows_in].copy()).to(device),
-        torch.from_numpy(neighbourhood.grid_in.cell_areas[rows_in].copy()).to(device),
-        torch.from_numpy(key_rows).to(device),
+    arrays = (
+        window.neighbourhood.half_widths[rows_out, rows_in],
+        window.neighbourhood.grid_in.cell_areas[rows_in],
+        key_rows,
     )
+    # Tables first made for a forecast serve training too, which cannot save inference tensors.
+    with torch.inference_mode(False):
+        half_widths, key_weights, rows = (torch.from_numpy(array.copy()).to(device) for array in arrays)
+    return half_widths, key_weights, rows
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    neighbourhood: Neighbourhood,
-    window: Window | None = None,
-    *,
-    backend: str | None = None,
-) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, window: Window, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
     """Spherical attention of scaled queries ``q`` [B, N, Hq, Wq, D] over ``k`` [B, N, P, D], ``v`` [B, N, P, Dv].
 
-    P counts the key columns of the window, row after row: nlat_in * nlon_in for the whole globe
-    (``window=None``). Returns y [B, N, Hq, Wq, Dv] and lse [B, N, Hq, Wq]; partial results over disjoint key
-    sets merge from the two, and a query without keys in the window has y = 0 and lse = -inf.
+    P counts the key columns of the window, row after row: nlat_in * nlon_in for ``Window.whole``. Returns
+    y [B, N, Hq, Wq, Dv] and lse [B, N, Hq, Wq]; partial results over disjoint key sets merge from the two, and a
+    query without keys in the window has y = 0 and lse = -inf. ``backend`` as in ``resolve_backend``.
     """
-    window = Window.whole(neighbourhood) if window is None else window
     if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
-    _check(q, k, v, window)
-    return torch.ops.sfno_dist.attend(*operands(q, k, v, neighbourhood, window, resolve_backend(backend, q.device)))
+    window.check(q, k, v)
+    return torch.ops.sfno_dist.attend(*operands(q, k, v, window, resolve_backend(backend, q.device)))
 
 
-def operands(q: Tensor, k: Tensor, v: Tensor, neighbourhood: Neighbourhood, window: Window, backend: str) -> tuple:
+def operands(q: Tensor, k: Tensor, v: Tensor, window: Window, backend: str) -> tuple:
     """The arguments of the op: tensors and numbers only, as torch.library asks."""
-    nlon_out, nlon_in = neighbourhood.grid_out.nlon, neighbourhood.grid_in.nlon
-    tables = _tables(neighbourhood, window, q.device)
-    return q, k, v, *tables, nlon_out, nlon_in, window.query_columns[0], backend
+    nlon_out, nlon_in = window.neighbourhood.grid_out.nlon, window.neighbourhood.grid_in.nlon
+    return q, k, v, *window.tables(q.device), nlon_out, nlon_in, window.query_columns[0], backend
 
 
 def resolve_backend(backend: str | None, device: torch.device) -> str:
@@ -105,34 +126,6 @@ def resolve_backend(backend: str | None, device: torch.device) -> str:
             f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}, or None for the device's own"
         )
     return backend
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, window: Window) -> None:
-    """Shapes, dtypes and devices of an ``attend`` call; one line that says what differs."""
-    if q.ndim != 5 or k.ndim != 4 or v.ndim != 4:
-        raise ValueError(
-            f"attend takes q [B, N, Hq, Wq, D], k [B, N, P, D] and v [B, N, P, Dv], got shapes "
-            f"{list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
-        )
-    rows = window.query_rows[1] - window.query_rows[0]
-    columns = window.query_columns[1] - window.query_columns[0]
-    points = sum(window.key_counts)
-    for name, got, expected in (
-        ("q", q.shape, (q.shape[0], q.shape[1], rows, columns, q.shape[4])),
-        ("k", k.shape, (q.shape[0], q.shape[1], points, q.shape[4])),
-        ("v", v.shape, (q.shape[0], q.shape[1], points, v.shape[3])),
-    ):
-        if tuple(got) != expected:
-            raise ValueError(
-                f"{name} has shape {list(got)}, but the grids and the other inputs ask for {list(expected)}"
-            )
-    if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
-        raise ValueError(
-            f"q, k and v must share one dtype and device, got {q.dtype} on {q.device}, {k.dtype} on {k.device}, "
-            f"{v.dtype} on {v.device}"
-        )
-    if not q.dtype.is_floating_point:
-        raise ValueError(f"attend takes floating-point inputs, got {q.dtype}")
 
 
 _TABLES = (
@@ -211,3 +204,31 @@ torch.library.register_autograd("sfno_dist::attend", _gradient, setup_context=_s
 torch.library.register_autograd(
     "sfno_dist::attend_backward", _refuse_second_gradient, setup_context=lambda ctx, inputs, output: None
 )
+
+
+def _into_batch(size: int, tensors: Sequence[Tensor | None], dims: Sequence[int | None]) -> list[Tensor | None]:
+    """The dim that vmap maps over, folded into B; a tensor without it is the same for all of them."""
+    moved = (
+        None if x is None else x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+        for x, dim in zip(tensors, dims, strict=True)
+    )
+    return [None if x is None else x.flatten(0, 1) for x in moved]
+
+
+@torch.library.register_vmap("sfno_dist::attend")
+def _(info, in_dims, q, k, v, *rest):
+    folded = _into_batch(info.batch_size, (q, k, v), in_dims[:3])
+    results = torch.ops.sfno_dist.attend(*folded, *rest)
+    return tuple(x.unflatten(0, (info.batch_size, len(x) // info.batch_size)) for x in results), (0, 0)
+
+
+@torch.library.register_vmap("sfno_dist::attend_backward")
+def _(info, in_dims, dy, dlse, q, k, v, y, lse, *rest):
+    folded = _into_batch(info.batch_size, (dy, dlse, q, k, v, y, lse), in_dims[:7])
+    results = torch.ops.sfno_dist.attend_backward(*folded, *rest)
+    needed = rest[-2], rest[-1], rest[-1]
+    split = (
+        x.unflatten(0, (info.batch_size, len(x) // info.batch_size)) if n else x
+        for x, n in zip(results, needed, strict=True)
+    )
+    return tuple(split), tuple(0 if n else None for n in needed)

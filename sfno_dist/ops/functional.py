@@ -7,9 +7,12 @@ from functools import lru_cache
 from torch import Tensor
 
 from sfno_dist.geometry import Grid, Neighbourhood
-from sfno_dist.ops.attend import attend
+from sfno_dist.ops.attend import Window, attend
 
-_neighbourhood = lru_cache(maxsize=64)(Neighbourhood)
+
+@lru_cache(maxsize=64)
+def _window(grid_in: Grid, grid_out: Grid, theta_cutoff: float | None) -> Window:
+    return Window.whole(Neighbourhood(grid_in, grid_out, theta_cutoff))
 
 
 def spherical_attention(
@@ -44,7 +47,7 @@ def spherical_attention(
     q = split_heads(query.movedim(1, -1), num_heads, "query")
     k = split_heads(key.movedim(1, -1), num_heads, "key").flatten(2, 3)
     v = split_heads(value.movedim(1, -1), num_heads, "value").flatten(2, 3)
-    y, _ = attend(q, k, v, _neighbourhood(grid_in, grid_out, theta_cutoff), backend=backend)
+    y, _ = attend(q, k, v, _window(grid_in, grid_out, theta_cutoff), backend=backend)
     return merge_heads(y).movedim(-1, 1)
 
 

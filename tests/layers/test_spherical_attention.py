@@ -1,7 +1,9 @@
 """The attention layer against torch-harmonics, by symmetry, and through PyTorch's module machinery."""
 
 import copy
+import multiprocessing
 import pickle
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -92,6 +94,30 @@ def test_layers_survive_copies(clone):
     assert torch.equal(clone(layer)(x), layer(x))
 
 
+def in_a_new_process(layer: SphericalAttention, x: torch.Tensor) -> torch.Tensor:
+    return layer(x).detach()
+
+
+@pytest.mark.slow
+def test_layers_work_in_spawned_processes():
+    torch.manual_seed(0)
+    layer = SphericalAttention(WIDTH, Grid("equiangular", 7, 12))
+    x = torch.randn(1, WIDTH, 7, 12)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        assert torch.equal(pool.submit(in_a_new_process, layer, x).result(), layer(x))
+
+
+def test_rows_that_grow_while_columns_shrink():
+    """12 x 24 -> 24 x 12, and 12 x 24 -> 40 x 24 at the default cutoff: no row is left without keys."""
+    for grid_out in (Grid("equiangular", 24, 12), Grid("equiangular", 40, 24)):
+        layer = SphericalAttention(WIDTH, Grid("equiangular", 12, 24), grid_out)
+        reference = SphericalAttention(WIDTH, Grid("equiangular", 12, 24), grid_out, backend="reference")
+        reference.load_state_dict(layer.state_dict())
+        query, key = torch.randn(1, WIDTH, *grid_out.shape), torch.randn(1, WIDTH, 12, 24)
+        assert torch.isfinite(layer(query, key)).all()
+        torch.testing.assert_close(layer(query, key), reference(query, key), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_layers_follow_dtype(dtype):
     torch.manual_seed(0)
@@ -112,6 +138,21 @@ def test_autocast_computes_in_the_lower_precision():
     assert y.dtype == torch.bfloat16
     y.float().sum().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
+
+
+@pytest.mark.parametrize("grid_out", [Grid("equiangular", 7, 12), Grid("legendre-gauss", 5, 9)], ids=str)
+def test_the_whole_layer_compiles_into_one_graph(grid_out):
+    layer = SphericalAttention(WIDTH, Grid("equiangular", 7, 12), grid_out, num_heads=2, qk_norm=True)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    query, key = torch.randn(1, WIDTH, *grid_out.shape), torch.randn(1, WIDTH, 7, 12)
+    gradients = []
+    for run in (layer, compiled):
+        layer.zero_grad()
+        y = run(query, key)
+        y.square().sum().backward()
+        gradients.append([y, *(p.grad.clone() for p in layer.parameters())])
+    for eager, traced in zip(*gradients, strict=True):
+        torch.testing.assert_close(traced, eager)
 
 
 def test_state_dict_holds_the_parameters_only():

@@ -64,23 +64,23 @@ def test_gradients_equal_finite_differences(shapes, backend):
     neighbourhood = Neighbourhood(Grid("equiangular", *shapes[0]), Grid("legendre-gauss", *shapes[1]), 0.9)
     qkv = random_qkv(neighbourhood)
     # Both outputs: the gradient of lse matters where partial results are merged.
-    assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, neighbourhood, backend=backend), qkv)
+    assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, Window.whole(neighbourhood), backend=backend), qkv)
 
 
 def test_op_is_registered_as_pytorch_asks(backend):
     neighbourhood = Neighbourhood(Grid("equiangular", 4, 8), Grid("legendre-gauss", 3, 6))
     q, k, v = random_qkv(neighbourhood, dtype=torch.float32)
-    arguments = operands(q, k, v, neighbourhood, Window.whole(neighbourhood), backend)
+    arguments = operands(q, k, v, Window.whole(neighbourhood), backend)
     assert set(torch.library.opcheck(torch.ops.sfno_dist.attend.default, arguments).values()) == {"SUCCESS"}
 
 
 def test_no_gradient_is_computed_that_nobody_needs(backend):
     neighbourhood = Neighbourhood(Grid("equiangular", 6, 12))
     q, k, v = random_qkv(neighbourhood)
-    everything = torch.autograd.grad(attend(q, k, v, neighbourhood, backend=backend)[0].sum(), (q, k, v))
+    everything = torch.autograd.grad(attend(q, k, v, Window.whole(neighbourhood), backend=backend)[0].sum(), (q, k, v))
     for frozen in range(3):
         inputs = [x.detach().requires_grad_(i != frozen) for i, x in enumerate((q, k, v))]
-        y, _ = attend(*inputs, neighbourhood, backend=backend)
+        y, _ = attend(*inputs, Window.whole(neighbourhood), backend=backend)
         y.sum().backward()
         for i, x in enumerate(inputs):
             assert (x.grad is None) if i == frozen else torch.equal(x.grad, everything[i])
@@ -89,7 +89,7 @@ def test_no_gradient_is_computed_that_nobody_needs(backend):
 def test_second_derivative_is_refused(backend):
     neighbourhood = Neighbourhood(Grid("equiangular", 4, 8))
     q, k, v = random_qkv(neighbourhood)
-    y, _ = attend(q, k, v, neighbourhood, backend=backend)
+    y, _ = attend(q, k, v, Window.whole(neighbourhood), backend=backend)
     (dq,) = torch.autograd.grad(y.square().sum(), q, create_graph=True)
     with pytest.raises(NotImplementedError, match="second derivative"):
         dq.sum().backward()
@@ -104,7 +104,7 @@ def test_logits_of_600_stay_finite_and_right(size, dtype, backend):
         q.fill_(size)
         k.fill_(1.0)
         k[:, :, 11] = 0.5 if size > 0 else 1.5  # one key far below the others
-    y, lse = attend(q, k, v, neighbourhood, backend=backend)
+    y, lse = attend(q, k, v, Window.whole(neighbourhood), backend=backend)
     y.sum().backward()
     for x in (y, lse, q.grad, k.grad, v.grad):
         assert torch.isfinite(x).all()
@@ -149,14 +149,14 @@ def test_windows_merge_into_the_whole(backend):
     """Keys in two disjoint windows, merged from (y, lse), equal all keys at once; a window may pass the seam."""
     neighbourhood = Neighbourhood(Grid("equiangular", 7, 12), Grid("legendre-gauss", 5, 10), 0.8)
     q, k, v = random_qkv(neighbourhood)
-    whole, whole_lse = attend(q, k, v, neighbourhood, backend=backend)
+    whole, whole_lse = attend(q, k, v, Window.whole(neighbourhood), backend=backend)
     query = q[:, :, 1:4, 3:9]
     first, counts = np.array([10, 3, 0, 11, 5, 7, 2]), np.array([5, 12, 1, 4, 0, 7, 9])
     parts = []
     for start, number in ((first, counts), ((first + counts) % 12, 12 - counts)):
         index = [h * 12 + (f + j) % 12 for h, (f, n) in enumerate(zip(start, number, strict=True)) for j in range(n)]
-        window = Window((1, 4), (3, 9), (0, 7), tuple(start.tolist()), tuple(number.tolist()))
-        parts.append(attend(query, k[:, :, index], v[:, :, index], neighbourhood, window, backend=backend))
+        window = Window(neighbourhood, (1, 4), (3, 9), (0, 7), tuple(start.tolist()), tuple(number.tolist()))
+        parts.append(attend(query, k[:, :, index], v[:, :, index], window, backend=backend))
     lse = torch.logaddexp(parts[0][1], parts[1][1])
     merged = sum(y * torch.exp(part - lse)[..., None] for y, part in parts)
     torch.testing.assert_close(merged, whole[:, :, 1:4, 3:9], rtol=1e-12, atol=1e-12)
@@ -166,18 +166,50 @@ def test_windows_merge_into_the_whole(backend):
 def test_window_without_keys_gives_nothing(backend):
     neighbourhood = Neighbourhood(Grid("equiangular", 9, 12), None, 0.5)
     q, k, v = random_qkv(neighbourhood)
-    window = Window((0, 2), (0, 12), (7, 9), (0, 0), (12, 12))  # the far pole
+    window = Window(neighbourhood, (0, 2), (0, 12), (7, 9), (0, 0), (12, 12))  # the far pole
     k_far, v_far = k[:, :, -24:], v[:, :, -24:]
-    y, lse = attend(q[:, :, :2], k_far, v_far, neighbourhood, window, backend=backend)
+    y, lse = attend(q[:, :, :2], k_far, v_far, window, backend=backend)
     assert torch.all(y == 0) and torch.all(lse == -torch.inf)
     y.sum().backward()
     assert torch.all(q.grad == 0) and torch.all(k.grad == 0) and torch.all(v.grad == 0)
 
 
+def test_vmap_is_a_loop(backend):
+    window = Window.whole(Neighbourhood(Grid("equiangular", 4, 8), Grid("legendre-gauss", 3, 6)))
+    q, k, v = random_qkv(window.neighbourhood)
+    queries = torch.stack([q, 2 * q, -q], dim=2).detach()
+
+    def total(q, k, v):
+        y, lse = attend(q, k, v, window, backend=backend)
+        return y.square().sum() + lse.sum()
+
+    mapped = torch.func.vmap(total, in_dims=(2, None, None))(queries, k, v)
+    torch.testing.assert_close(mapped, torch.stack([total(queries[:, :, i], k, v) for i in range(3)]))
+    # The gradient under vmap: several dy at once for one forward pass.
+    y, _ = attend(q, k, v, window, backend=backend)
+    several = torch.randn(3, *y.shape, dtype=y.dtype)
+    together = torch.autograd.grad(y, (q, k, v), several, is_grads_batched=True, retain_graph=True)
+    for i in range(3):
+        for batched, alone in zip(
+            together, torch.autograd.grad(y, (q, k, v), several[i], retain_graph=True), strict=True
+        ):
+            torch.testing.assert_close(batched[i], alone)
+
+
+def test_a_forecast_before_training_does_no_harm(backend):
+    neighbourhood = Neighbourhood(Grid("equiangular", 5, 10), None, 0.83)  # one that no other test has cached
+    q, k, v = random_qkv(neighbourhood)
+    with torch.inference_mode():
+        expected, _ = attend(q, k, v, Window.whole(neighbourhood), backend=backend)
+    y, _ = attend(q, k, v, Window.whole(neighbourhood), backend=backend)
+    y.sum().backward()
+    assert torch.equal(y, expected) and q.grad.abs().sum() > 0
+
+
 def test_batch_of_nothing(backend):
     neighbourhood = Neighbourhood(Grid("equiangular", 4, 8))
     q, k, v = random_qkv(neighbourhood, batch=0)
-    y, _ = attend(q, k, v, neighbourhood, backend=backend)
+    y, _ = attend(q, k, v, Window.whole(neighbourhood), backend=backend)
     assert y.shape == (0, 2, 4, 8, 2)
 
 
@@ -201,7 +233,7 @@ def test_mixed_dtypes_are_refused():
     neighbourhood = Neighbourhood(Grid("equiangular", 4, 8))
     q, k, v = random_qkv(neighbourhood)
     with pytest.raises(ValueError, match="share one dtype"):
-        attend(q, k.float(), v, neighbourhood)
+        attend(q, k.float(), v, Window.whole(neighbourhood))
 
 
 def test_reference_agrees_with_pytorch_on_a_global_neighbourhood():
@@ -213,5 +245,5 @@ def test_reference_agrees_with_pytorch_on_a_global_neighbourhood():
     expected = torch.nn.functional.scaled_dot_product_attention(
         q.flatten(2, 3), k, v, attn_mask=bias.expand(72, 72), scale=1.0
     )
-    y, _ = reference.forward(*operands(q, k, v, neighbourhood, Window.whole(neighbourhood), "reference")[:-1])
+    y, _ = reference.forward(*operands(q, k, v, Window.whole(neighbourhood), "reference")[:-1])
     torch.testing.assert_close(y.flatten(2, 3), expected, rtol=1e-12, atol=1e-12)
