@@ -74,8 +74,14 @@ class Recipe:
         return np.concatenate([blocks[name]() for name in self.features]).astype(np.float32)
 
     def climatology(self, time: np.datetime64) -> np.ndarray:
-        """Normalised climatology of the month of ``time``   [V, H, W] float32"""
-        return self.statistics.normalise(self.statistics.month_climatology(time))
+        """Normalised climatology of the month of ``time``; ``DataError`` for one without   [V, H, W] float32"""
+        field = self.statistics.month_climatology(time)
+        if np.isnan(field[0, 0, 0]):
+            raise DataError(
+                f"the training period has no time in the month of {np.datetime_as_string(time, 'D')}, so there is no "
+                f"climatology for it; lengthen data.splits.train or drop 'climatology' from data.features"
+            )
+        return field
 
     def check(self, dataset: xr.Dataset, source: str) -> None:
         """``DataError`` saying what differs when canonical ``dataset`` does not fit this recipe."""

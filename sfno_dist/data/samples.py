@@ -72,6 +72,8 @@ class ForecastSamples(Dataset):
         return {
             "state": torch.from_numpy(state),
             "features": torch.from_numpy(np.stack([self.recipe.feature_fields(now, target) for now, target in pairs])),
-            "climatology": torch.from_numpy(np.stack([self.recipe.climatology(target) for _, target in pairs])),
+            "climatology": torch.from_numpy(
+                np.stack([self.recipe.statistics.month_climatology(target) for _, target in pairs])
+            ),
             "times": torch.from_numpy(times.astype("datetime64[ns]").astype(np.int64)),
         }

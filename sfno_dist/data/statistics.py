@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from tqdm import tqdm
 
-from sfno_dist.data.errors import DataError
 from sfno_dist.geometry import Grid
 
 
@@ -36,15 +35,8 @@ class Statistics:
         return (fields * self.std[:, None, None] + self.mean[:, None, None]).astype(np.float32)
 
     def month_climatology(self, time: np.datetime64) -> np.ndarray:
-        """Mean of the month of ``time`` over the training years, in the variables' units   [V, H, W]"""
-        month = int(time.astype("datetime64[M]").astype(int) % 12)
-        field = self.climatology[month]
-        if np.isnan(field[0, 0, 0]):
-            raise DataError(
-                f"the training period has no time in month {month + 1}, so there is no climatology for {time}; "
-                f"lengthen data.splits.train or drop 'climatology' from data.features"
-            )
-        return field
+        """Mean of the month of ``time`` over the training years, NaN where they lack it   [V, H, W], normalised"""
+        return self.normalise(self.climatology[int(time.astype("datetime64[M]").astype(int) % 12)])
 
     @classmethod
     def over(

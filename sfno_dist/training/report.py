@@ -16,11 +16,16 @@ def score_table(rmse: dict[str, Tensor], recipe: Recipe, title: str) -> str:
     baselines = [name for name in rmse if name != "model"]
     head = ["RMSE", "units", "model", *baselines, *(f"skill / {name}" for name in baselines)]
     rows = [
-        [variable, recipe.units[i], f"{rmse['model'][i]:.4g}"]
-        + [f"{rmse[name][i]:.4g}" for name in baselines]
-        + [f"{skill(rmse['model'][i], rmse[name][i]):+.3f}" for name in baselines]
+        [variable, recipe.units[i], _cell(rmse["model"][i], ".4g")]
+        + [_cell(rmse[name][i], ".4g") for name in baselines]
+        + [_cell(skill(rmse["model"][i], rmse[name][i]), "+.3f") for name in baselines]
         for i, variable in enumerate(recipe.variables)
     ]
     widths = [max(len(row[c]) for row in [head, *rows]) for c in range(len(head))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
     return "\n".join([f"\n{title}: one step ({recipe.step}) ahead, skill = 1 - MSE / MSE of the baseline", *lines])
+
+
+def _cell(value: Tensor, form: str) -> str:
+    """A dash for a baseline that the data cannot give: climatology of a month that the training period lacks."""
+    return "-" if value.isnan() else format(float(value), form)

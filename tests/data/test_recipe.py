@@ -97,6 +97,15 @@ def test_data_that_do_not_fit_are_refused_with_what_differs(recipe, changes, wor
         recipe.check(dataset(recipe, **changes), "a.nc")
 
 
+def test_a_month_without_climatology_is_named_where_it_is_a_feature(recipe):
+    climatology = recipe.statistics.climatology.copy()
+    climatology[1] = np.nan
+    lacking = dataclasses.replace(recipe, statistics=dataclasses.replace(recipe.statistics, climatology=climatology))
+    with pytest.raises(DataError, match=r"month of 1991-02-15.*drop 'climatology'"):
+        lacking.feature_fields(NOW, TARGET)
+    dataclasses.replace(lacking, features=("position",)).feature_fields(NOW, TARGET)
+
+
 def test_unknown_features_and_missing_relief_are_refused(recipe):
     with pytest.raises(DataError, match=r"unknown feature 'moon'.*choose among position"):
         dataclasses.replace(recipe, features=("moon",))

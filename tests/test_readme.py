@@ -1,0 +1,81 @@
+"""What the README says is run as it stands."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+from sfno_dist import Grid
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
+
+
+def run(command: list[str], cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=1200, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_links_and_pictures_are_there():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert target.startswith("http") or (ROOT / target).is_file(), target
+
+
+def test_the_python_snippet_runs(tmp_path):
+    (snippet,) = blocks("python")
+    (tmp_path / "snippet.py").write_text(snippet + "\nprint(grid, tuple(y.shape))\n")
+    env = f"PYTHONPATH={ROOT}"
+    out = run(["env", env, sys.executable, str(tmp_path / "snippet.py")], ROOT)
+    assert out.strip() == "equiangular 73 x 144 (1, 16, 24, 48)"
+
+
+@pytest.mark.slow
+def test_your_own_data(tmp_path):
+    """The command for ERA5-like files, on small ones of that kind, cut to a few steps."""
+    (command,) = [block for block in blocks("bash") if "name=mine" in block]
+    grid, times = Grid("equiangular", 19, 36), pd.date_range("2015-12-20", "2018-01-10", freq="6h")
+    rng = np.random.default_rng(0)
+    fields = {
+        name: (
+            ("time", "latitude", "longitude"),
+            rng.standard_normal((len(times), *grid.shape)).astype("f4"),
+            {"units": unit},
+        )
+        for name, unit in (("t2m", "K"), ("z500", "m**2 s**-2"))
+    }
+    coordinates = {"time": times, "latitude": -grid.latitudes_degrees, "longitude": grid.longitudes_degrees - 180.0}
+    xr.Dataset(fields, coordinates).to_netcdf(tmp_path / "a.nc")
+    words = shlex.split(command.replace("\\\n", " ").replace("/data/era5/*.nc", f"{tmp_path}/*.nc"))
+    assert words[:2] == [".venv/bin/python", "train.py"]
+    limits = ["trainer.max_epochs=1", "trainer.accelerator=cpu", "grid.latent.nlat=8", "grid.latent.nlon=16"]
+    limits += [f"+trainer.limit_{split}_batches=2" for split in ("train", "val", "test")]
+    out = run([sys.executable, str(ROOT / "train.py"), *words[2:], *limits], tmp_path)
+    assert "test: one step (6 hours) ahead" in out and "z500" in out
+
+
+@pytest.mark.slow
+def test_the_demo_beats_persistence_and_climatology(tmp_path):
+    """`python train.py` without arguments, then the forecast command of the README on its checkpoint."""
+    out = run([sys.executable, str(ROOT / "train.py"), "trainer.accelerator=cpu"], tmp_path)
+    table = [line.split() for line in out.split("\ntest:")[1].splitlines() if line.startswith(("uwnd", "vwnd"))]
+    assert len(table) == 2
+    for _variable, _units, model, persistence, climatology, *skills in table:
+        assert float(model) < min(float(persistence), float(climatology))
+        assert all(float(skill) > 0.1 for skill in skills)
+    (command,) = [block for block in blocks("bash") if "sfno-dist forecast" in block]
+    words = shlex.split(command.replace("\\\n", " "))
+    (checkpoint,) = tmp_path.glob(words[2])
+    run([sys.executable, "-m", "sfno_dist.cli", "forecast", str(checkpoint), *words[3:]], tmp_path)
+    assert (tmp_path / "forecast.nc").is_file() and (tmp_path / "forecast.png").is_file()
