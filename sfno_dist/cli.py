@@ -24,7 +24,10 @@ def one_line_errors() -> Iterator[None]:
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get(TRACEBACK):
             raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        # A DataLoader worker sends its error with the traceback before it; the last line says what happened.
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        text = lines[-1].split("Error: ", 1)[-1] if lines[0].startswith("Caught ") else " ".join(lines)
+        print(f"error: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -65,6 +68,7 @@ def _forecast(options: argparse.Namespace) -> None:
         raise ValueError(f"--init: a time reads like 1991-01 or 2020-01-01T06, got {options.init!r}") from None
     loaded = checkpoint.load(options.checkpoint)
     reader = FieldReader(options.data or loaded.data_paths, loaded.recipe.variables)
+    forecasts.refuse_input_as_output(reader, options.output)
     result = forecasts.forecast(loaded, reader, init=init, steps=options.steps)
     forecasts.write(result, options.output)
     print(f"wrote {options.output}: {', '.join(loaded.recipe.variables)}, {options.steps} x {loaded.recipe.step}")

@@ -71,7 +71,8 @@ def check_values(values: np.ndarray, *, variable: str, times: np.ndarray, source
     for kind, wrong in kinds.items():
         if wrong.any():
             moment = np.atleast_1d(times)[int(np.argmax(wrong.reshape(np.size(times), -1).any(axis=1)))]
+            when = "" if np.isnat(moment) else f" at time {np.datetime_as_string(moment, 's')}"
             raise DataError(
-                f"{source}: {variable} has {int(wrong.sum())} of {wrong.size} values {kind} at time "
-                f"{np.datetime_as_string(moment, 's')}; mend the file or choose variables without gaps"
+                f"{source}: {variable} has {int(wrong.sum())} of {wrong.size} values {kind}{when}; "
+                f"mend the file or choose variables without gaps"
             )

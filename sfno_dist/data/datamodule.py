@@ -40,7 +40,7 @@ class WeatherDataModule(lightning.LightningDataModule):
     def __init__(
         self,
         paths: str | Sequence[str],
-        variables: Sequence[str],
+        variables: str | Sequence[str],
         *,
         splits: Mapping[str, Sequence[str]],
         step: str = "auto",
@@ -51,7 +51,7 @@ class WeatherDataModule(lightning.LightningDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__()
-        self.reader = FieldReader(paths if isinstance(paths, str) else list(paths), variables)
+        self.reader = FieldReader(paths, variables)
         self.step, self.features, self.relief, self.expected_grid = step, tuple(features), relief, grid
         self.batch_size, self.num_workers = batch_size, num_workers
         self.periods = _periods(splits)
@@ -69,7 +69,7 @@ class WeatherDataModule(lightning.LightningDataModule):
             chosen = pairs[(targets >= first) & (targets <= last)]
             if len(chosen) == 0:
                 raise DataError(
-                    f"{self.reader.paths}: no two times {self.recipe.step} apart end in the {split} period "
+                    f"{self.reader.source}: no two times {self.recipe.step} apart end in the {split} period "
                     f"{first.astype('datetime64[D]')} to {last.astype('datetime64[D]')}; the data run from "
                     f"{times[0].astype('datetime64[D]')} to {times[-1].astype('datetime64[D]')}"
                 )
@@ -80,14 +80,18 @@ class WeatherDataModule(lightning.LightningDataModule):
         grid = Grid.from_coordinates(dataset.lat.values, dataset.lon.values)
         if self.expected_grid is not None and grid != self.expected_grid:
             raise DataError(
-                f"{self.reader.paths}: the data are on grid {grid}, the configuration names {self.expected_grid}; "
+                f"{self.reader.source}: the data are on grid {grid}, the configuration names {self.expected_grid}; "
                 f"use grid=auto or the grid of the data"
             )
         step = TimeStep.of(times) if self.step == "auto" else TimeStep.parse(self.step)
         first, last = self.periods["train"]
         training = np.flatnonzero((times >= first) & (times <= last))
         if len(training) == 0:
-            raise DataError(f"{self.reader.paths}: no time lies in the training period {first} to {last}")
+            raise DataError(
+                f"{self.reader.source}: no time lies in the training period {first.astype('datetime64[D]')} to "
+                f"{last.astype('datetime64[D]')}; the data run from {times[0].astype('datetime64[D]')} to "
+                f"{times[-1].astype('datetime64[D]')}"
+            )
         relief = None if self.relief is None else area_mean(open_static(**self.relief), grid)
         variables = self.reader.variables
         return Recipe(

@@ -16,7 +16,7 @@ from sfno_dist.data.source import SourceFile
 
 
 def open_dataset(
-    paths: str | os.PathLike | Sequence[str | os.PathLike], variables: Sequence[str] | None = None
+    paths: str | os.PathLike | Sequence[str | os.PathLike], variables: str | Sequence[str] | None = None
 ) -> xr.Dataset:
     """A lazy Dataset of float32 fields on (time, lat, lon), read when they are asked for.
 
@@ -32,7 +32,7 @@ def open_dataset(
     Raises ``DataError`` naming the file and the remedy; also later, where a value that is read is NaN or infinite.
     """
     sources = [SourceFile(path) for path in files(paths)]
-    names = list(variables) if variables is not None else sources[0].fields()
+    names = [variables] if isinstance(variables, str) else list(variables or sources[0].fields())
     if not names:
         held = ", ".join(map(str, sources[0].dataset))
         raise DataError(f"{sources[0].path}: no variable on (time, lat, lon); the file holds {held}")

@@ -25,9 +25,15 @@ class FieldReader:
     File handles never cross a fork: a DataLoader worker that inherits this object opens the files anew.
     """
 
-    def __init__(self, paths: str | Sequence[str], variables: Sequence[str]) -> None:
-        self.paths, self.variables = paths, tuple(variables)
+    def __init__(self, paths: str | Sequence[str], variables: str | Sequence[str]) -> None:
+        self.paths = [paths] if isinstance(paths, str) else list(paths)
+        self.variables = (variables,) if isinstance(variables, str) else tuple(variables)
         self._opened: tuple[int, xr.Dataset] | None = None
+
+    @property
+    def source(self) -> str:
+        """The paths, for messages."""
+        return ", ".join(self.paths)
 
     @property
     def dataset(self) -> xr.Dataset:

@@ -41,7 +41,7 @@ class Grid:
     ``irregular``          any other latitudes, from ``from_coordinates``     area of each row
     =====================  =================================================  ==================
 
-    ``first_longitude`` (degrees) is that of column 0, in [0, 360 / nlon). Raises ``GridError``.
+    ``first_longitude`` (degrees) is that of column 0. Raises ``GridError``.
     """
 
     kind: str
@@ -59,11 +59,8 @@ class Grid:
         for name, count in (("nlat", self.nlat), ("nlon", self.nlon)):
             if not isinstance(count, (int, np.integer)) or isinstance(count, bool) or count < 2:
                 raise GridError(f"{name} must be a whole number of at least 2, got {count!r}")
-        if not 0.0 <= self.first_longitude < 360.0 / self.nlon:
-            raise GridError(
-                f"first_longitude must lie in [0, {360.0 / self.nlon:g}) degrees for nlon={self.nlon}, "
-                f"got {self.first_longitude}"
-            )
+        if not 0.0 <= self.first_longitude < 360.0:
+            raise GridError(f"first_longitude must lie in [0, 360) degrees, got {self.first_longitude}")
 
     @cached_property
     def _rule(self) -> tuple[np.ndarray, np.ndarray]:

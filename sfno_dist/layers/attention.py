@@ -51,6 +51,8 @@ class SphericalAttention(nn.Module):
         k_channels = in_channels if k_channels is None else k_channels
         out_channels = in_channels if out_channels is None else out_channels
         for name, channels in (("k_channels", k_channels), ("out_channels", out_channels)):
+            if channels < 1:
+                raise ValueError(f"{name} must be at least 1, got {channels}")
             if num_heads < 1 or channels % num_heads:
                 raise ValueError(f"num_heads={num_heads} does not divide {name}={channels}; choose one that does")
         self.neighbourhood = Neighbourhood(grid_in, grid_out, theta_cutoff)

@@ -100,8 +100,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window: Window, *, backend: str | No
     y [B, N, Hq, Wq, Dv] and lse [B, N, Hq, Wq]; partial results over disjoint key sets merge from the two, and a
     query without keys in the window has y = 0 and lse = -inf. ``backend`` as in ``resolve_backend``.
     """
-    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
-        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    device = q.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and q.dtype != torch.float64:
+        q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     window.check(q, k, v)
     return torch.ops.sfno_dist.attend(*operands(q, k, v, window, resolve_backend(backend, q.device)))
 

@@ -42,7 +42,7 @@ def build_model(settings: dict[str, Any], recipe: Recipe) -> nn.Module:
     """
     arguments = dict(settings)
     name, latent = arguments.pop("name"), arguments.pop("latent_grid")
-    latent_grid = Grid(**{"first_longitude": _same_start(recipe.grid, latent["nlon"]), **latent})
+    latent_grid = Grid(**latent, first_longitude=recipe.grid.first_longitude)  # meridians line up at column 0
     return model_class(name)(recipe.in_channels, recipe.state_channels, recipe.grid, latent_grid, **arguments)
 
 
@@ -51,11 +51,6 @@ def model_class(name: str) -> Callable[..., nn.Module]:
     if name not in models.__all__:
         raise DataError(f"unknown model {name!r}; choose among {', '.join(models.__all__)}")
     return getattr(models, name)
-
-
-def _same_start(grid: Grid, nlon: int) -> float:
-    """First longitude of a latent grid whose meridians line up with those of the data."""
-    return grid.first_longitude % (360.0 / nlon)
 
 
 def load(path: str | Path) -> LoadedCheckpoint:

@@ -21,7 +21,7 @@ def refuse_unread(config: DictConfig) -> None:
     """``ConfigError`` for a section that nothing reads, or a key of ``grid`` or ``optim`` that nothing reads."""
     _refuse("", config, SECTIONS)
     _refuse("grid.", config.grid, ("data", "latent"))
-    _refuse("grid.latent.", config.grid.latent, ("kind", "nlat", "nlon", "first_longitude"))
+    _refuse("grid.latent.", config.grid.latent, ("kind", "nlat", "nlon"))
     _refuse("optim.", config.optim, ("optimizer", "warmup"))
 
 

@@ -16,6 +16,7 @@ import xarray as xr
 from tqdm import tqdm
 
 from sfno_dist.data import DataError
+from sfno_dist.data.checks import files
 from sfno_dist.data.samples import FieldReader
 from sfno_dist.training.checkpoint import LoadedCheckpoint
 
@@ -29,7 +30,7 @@ def forecast(checkpoint: LoadedCheckpoint, reader: FieldReader, *, init: np.date
     if steps < 1:
         raise DataError(f"a forecast has at least 1 step, got {steps}")
     recipe = checkpoint.recipe
-    recipe.check(reader.dataset, str(reader.paths))
+    recipe.check(reader.dataset, reader.source)
     index = find_time(reader, init, checkpoint)
     start = reader.times[index]
     times = [_valid_time(reader, start, n, checkpoint) for n in range(steps + 1)]
@@ -54,17 +55,25 @@ def find_time(reader: FieldReader, init: np.datetime64, checkpoint: LoadedCheckp
     wanted = checkpoint.recipe.step.ordinals(np.array([init]))[0]
     found = np.flatnonzero(ordinals == wanted)
     if len(found) == 0:
-        nearest = reader.times[np.argmin(np.abs(ordinals - wanted))].astype("datetime64[h]")
+        first, nearest, last = reader.times[[0, np.argmin(np.abs(ordinals - wanted)), -1]].astype("datetime64[m]")
         raise DataError(
-            f"{reader.paths}: no data at {init}; the nearest time is {nearest}, and the data run from "
-            f"{reader.times[0].astype('datetime64[h]')} to {reader.times[-1].astype('datetime64[h]')}"
+            f"{reader.source}: no data at {init.astype('datetime64[m]')}; the nearest time is {nearest}, the data run "
+            f"from {first} to {last}"
         )
     return int(found[0])
+
+
+def refuse_input_as_output(reader: FieldReader, output: str | Path) -> None:
+    """``DataError`` when a forecast would replace the data that it starts from."""
+    if Path(output).absolute() in [Path(path).absolute() for path in files(reader.paths)]:
+        raise DataError(f"{output}: is the file that the forecast starts from; choose another output")
 
 
 def write(result: xr.Dataset, path: str | Path) -> None:
     """Compressed netCDF-4 under its final name only once it is whole."""
     path = Path(path)
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; name a file such as {path / 'forecast.nc'}")
     if not path.parent.is_dir():
         raise DataError(f"{path}: the folder {path.parent} does not exist; create it first")
     unfinished = path.with_name(f".{path.name}.unfinished-{os.getpid()}")

@@ -15,7 +15,7 @@ from sfno_dist.data.datamodule import WeatherDataModule
 from sfno_dist.geometry import Grid
 from sfno_dist.mesh import ProcessMesh
 from sfno_dist.training.checkpoint import build_model, model_class
-from sfno_dist.training.config import arguments, build, refuse_unread
+from sfno_dist.training.config import ConfigError, arguments, build, refuse_unread
 from sfno_dist.training.module import ForecastModule
 from sfno_dist.training.plot import training_curves
 
@@ -26,12 +26,17 @@ def train(config: DictConfig) -> dict[str, float]:
     """Trains, then scores the best checkpoint on the test period; returns the last logged metrics by name."""
     refuse_unread(config)
     _quieten()
-    ProcessMesh(**arguments(config.mesh, "mesh", ProcessMesh))
+    mesh = ProcessMesh(**arguments(config.mesh, "mesh", ProcessMesh))
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     data = build_data(config)
     data.setup()
     module = build_module(config, data)
     trainer = build_trainer(config)
+    if trainer.world_size != mesh.size:
+        raise ConfigError(
+            f"the mesh has {mesh.size} process (data x polar x azimuth), trainer.devices x trainer.num_nodes make "
+            f"{trainer.world_size}; this version trains on one process: trainer.devices=1 trainer.num_nodes=1"
+        )
     weights = sum(p.numel() for p in module.parameters())
     logger.info("%s: %s, %d weights; output in %s", config.name, data.summary, weights, config.paths.output)
     trainer.fit(module, datamodule=data)
@@ -51,12 +56,11 @@ def build_data(config: DictConfig) -> WeatherDataModule:
 
 def build_module(config: DictConfig, data: WeatherDataModule) -> ForecastModule:
     settings = arguments(config.model, "model", model_class(config.model.name), beside=("name",))
-    paths = [data.reader.paths] if isinstance(data.reader.paths, str) else data.reader.paths
     return ForecastModule(
         build_model(settings, data.recipe),
         data.recipe,
         model_settings=settings,
-        data_paths=[str(Path(path).absolute()) for path in paths],
+        data_paths=[str(Path(path).absolute()) for path in data.reader.paths],
         **build(config.optim, "optim"),
     )
 

@@ -117,7 +117,8 @@ def test_coordinates_that_are_no_global_grid_are_refused(lat, lon, words):
         (("irregular", 12, 24), "from_coordinates"),
         (("equiangular", 1, 24), "nlat must be a whole number of at least 2, got 1"),
         (("equiangular", 12, 2.5), "nlon"),
-        (("equiangular", 12, 24, 15.0), "first_longitude"),
+        (("equiangular", 12, 24, 360.0), "first_longitude"),
+        (("equiangular", 12, 24, -1.0), "first_longitude"),
     ],
 )
 def test_impossible_grids_are_refused(arguments, words):
