@@ -55,7 +55,7 @@ def find_time(reader: FieldReader, init: np.datetime64, checkpoint: LoadedCheckp
     wanted = checkpoint.recipe.step.ordinals(np.array([init]))[0]
     found = np.flatnonzero(ordinals == wanted)
     if len(found) == 0:
-        first, nearest, last = reader.times[[0, np.argmin(np.abs(ordinals - wanted)), -1]].astype("datetime64[m]")
+        first, nearest, last = reader.times[[0, int(np.argmin(np.abs(ordinals - wanted))), -1]].astype("datetime64[m]")
         raise DataError(
             f"{reader.source}: no data at {init.astype('datetime64[m]')}; the nearest time is {nearest}, the data run "
             f"from {first} to {last}"
