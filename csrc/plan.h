@@ -26,6 +26,7 @@ class Plan {
         int group_rows, vectors;
     };
     Shape best_shape(const Direction &, int row, int end, double *cost) const;
+    double narrow_cost(const Direction &, int row, int end) const;
     double tile_cost(const Direction &, int row, int end, Shape shape) const;
     std::vector<Task> bands(Pass) const;  // cost: cycles per column
     void find_reach();

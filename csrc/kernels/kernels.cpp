@@ -1,4 +1,5 @@
 // The kernels of one instruction set. CMake compiles this file once for each, with SFNO_DIST_ISA naming it.
+#include "narrow.h"
 #include "program.h"
 
 namespace sfno_dist::SFNO_DIST_ISA {
@@ -32,6 +33,16 @@ template <class S> void delta_rows(const sfno_dist_attention &call, const Direct
         }
 }
 
+template <class S>
+void run_narrow(const sfno_dist_attention &call, const Direction &direction, const Task &task, void *scratch) {
+    switch (task.pass) {
+        case Pass::forward: Narrow<S, Pass::forward>(call, direction, task, scratch).run(); break;
+        case Pass::query_gradient: Narrow<S, Pass::query_gradient>(call, direction, task, scratch).run(); break;
+        case Pass::key_gradient: Narrow<S, Pass::key_gradient>(call, direction, task, scratch).run(); break;
+        case Pass::delta: break;  // has no arcs
+    }
+}
+
 template <class S, int VECTORS>
 void run_tiles(const sfno_dist_attention &call, const Direction &direction, const Task &task, void *scratch) {
     switch (task.pass) {
@@ -48,6 +59,8 @@ void run_tiles(const sfno_dist_attention &call, const Direction &direction, cons
 
 template <class S>
 void run_stored(const sfno_dist_attention &call, const Direction &direction, const Task &task, void *scratch) {
+    if constexpr (kStoredAsComputed<S>)
+        if (task.vectors == 0) return run_narrow<S>(call, direction, task, scratch);
     if (task.vectors == 1) run_tiles<S, 1>(call, direction, task, scratch);
     else run_tiles<S, 2>(call, direction, task, scratch);
 }

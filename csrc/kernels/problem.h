@@ -35,7 +35,7 @@ struct Task {
     int32_t batch, head;
     int32_t first_row, end_row;        // rows of the centre side
     int32_t first_column, end_column;  // counted from the first row's first column, may be negative
-    int32_t group_rows, vectors;       // shape of its tiles; vectors per tile is 1 or 2
+    int32_t group_rows, vectors;       // shape of its tiles; vectors per tile is 1 or 2, or 0: no tiles, narrow.h
     double cost;
 };
 
@@ -46,6 +46,7 @@ struct Kernels {
     void (*run)(const sfno_dist_attention &, const Direction &, const Task &, void *scratch);
 };
 
+constexpr int kMostNarrow = 64;  // a centre of narrow.h has at most this many neighbours
 constexpr int kGroupRows = 4;  // a tile has at most this many rows
 
 }  // namespace sfno_dist

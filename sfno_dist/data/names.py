@@ -8,7 +8,7 @@ import re
 import numpy as np
 import xarray as xr
 
-from sfno_dist.data.errors import DataError
+from sfno_dist.data.errors import DataError, VariableMissingError
 
 #: names of one quantity: ECMWF short names, names in ARCO-ERA5 / WeatherBench2, CF standard names
 SYNONYMS = [
@@ -23,6 +23,8 @@ SYNONYMS = [
     {"d2m", "2d", "2m_dewpoint_temperature"},
     {"u10", "10u", "10m_u_component_of_wind"},
     {"v10", "10v", "10m_v_component_of_wind"},
+    {"u100", "100u", "100m_u_component_of_wind"},
+    {"v100", "100v", "100m_v_component_of_wind"},
     {"msl", "mean_sea_level_pressure", "air_pressure_at_mean_sea_level"},
     {"sp", "surface_pressure", "surface_air_pressure"},
     {"sst", "sea_surface_temperature"},
@@ -79,42 +81,53 @@ def _holds_times(coordinate: xr.DataArray) -> bool:
 def find_variable(dataset: xr.Dataset, wanted: str, path: str) -> tuple[str, int | None]:
     """(name in the file, index of the pressure level or None) of a wanted variable such as ``t2m`` or ``z500``.
 
-    By the exact name, then whatever the case, then by synonyms and CF standard names, then as a variable followed by
-    a pressure in hPa. ``DataError`` lists what the file holds.
+    By the exact name, then whatever the case, then by synonyms, then by CF standard name; then as a variable followed
+    by a pressure in hPa, which must then have pressure levels (``u10`` is never ``u`` at 10 hPa). ``DataError`` lists
+    what the file holds, or the variables among which the name does not decide.
     """
-    name = _by_name(dataset, wanted)
+    names = [str(name) for name in dataset.data_vars]
+    name = _by_name(dataset, names, wanted, path)
     if name is not None:
         return name, None
     split = re.fullmatch(r"(.*?[^\d_])_?(\d+)", wanted)
-    name = _by_name(dataset, split[1]) if split else None
-    if split and name is not None:
-        return name, _level_index(dataset, name, int(split[2]), wanted, path)
-    held = [str(x) for x in dataset.data_vars]
-    close = difflib.get_close_matches(wanted, held, n=2)
+    if split and not any(wanted.lower() in group for group in SYNONYMS):
+        on_levels = [x for x in names if _levels_of(dataset, x) is not None]
+        name = _by_name(dataset, on_levels, split[1], path)
+        if name is not None:
+            return name, _level_index(dataset, name, int(split[2]), wanted, path)
+    close = difflib.get_close_matches(wanted, names, n=2)
     hint = f" (did you mean {' or '.join(close)}?)" if close else ""
-    raise DataError(f"{path}: no variable {wanted}{hint}; the file holds {', '.join(held) or 'no variables'}")
+    raise VariableMissingError(f"{path}: no variable {wanted}{hint}; the file holds {', '.join(names) or 'no variables'}")
 
 
-def _by_name(dataset: xr.Dataset, wanted: str) -> str | None:
-    names = [str(name) for name in dataset.data_vars]
-    if wanted in names:
-        return wanted
+def _by_name(dataset: xr.Dataset, names: list[str], wanted: str, path: str) -> str | None:
     synonyms = next((group for group in SYNONYMS if wanted.lower() in group), {wanted.lower()})
-    for name in names:
-        if name.lower() == wanted.lower():
-            return name
-    for name in names:
-        if name.lower() in synonyms or dataset[name].attrs.get("standard_name") in synonyms:
-            return name
+    tests = (
+        lambda name: name == wanted,
+        lambda name: name.lower() == wanted.lower(),
+        lambda name: name.lower() in synonyms,
+        lambda name: dataset[name].attrs.get("standard_name") in synonyms,
+    )
+    for test in tests:
+        found = [name for name in names if test(name)]
+        if len(found) > 1:
+            raise DataError(f"{path}: {wanted} may be {' or '.join(found)}; ask for one by its name in the file")
+        if found:
+            return found[0]
     return None
 
 
+def _levels_of(dataset: xr.Dataset, name: str) -> str | None:
+    """Name of the pressure coordinate of a variable, a dimension of it or a single value beside it."""
+    level = find_coordinate(dataset, "level")
+    if level is not None and level in dataset[name].dims:
+        return level
+    scalars = [str(c) for c in dataset[name].coords if str(c).lower() in COORDINATES["level"]["names"]]
+    return next((c for c in scalars if dataset[c].ndim == 0), None)
+
+
 def _level_index(dataset: xr.Dataset, name: str, wanted_hpa: int, wanted: str, path: str) -> int | None:
-    level = find_coordinate(dataset, "level") or next(
-        (str(c) for c in dataset[name].coords if str(c).lower() in COORDINATES["level"]["names"]), None
-    )
-    if level is None:
-        raise DataError(f"{path}: {wanted} asks for a level of {name}, which has no pressure levels")
+    level = _levels_of(dataset, name)
     coordinate = dataset[level]
     in_pascal = str(coordinate.attrs.get("units", "")).lower() in ("pa", "pascal")
     levels = np.atleast_1d(coordinate.values).astype(float) / (100.0 if in_pascal else 1.0)

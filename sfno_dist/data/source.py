@@ -46,6 +46,7 @@ class SourceFile:
         )
         self.latitudes = latitudes[self.rows]
         self.times = self._times()
+        self._found: dict[str, tuple[str, int | None]] = {}
 
     def _dim(self, which: str) -> str:
         name = find_coordinate(self.dataset, which)
@@ -75,7 +76,9 @@ class SourceFile:
 
     def variable(self, wanted: str) -> tuple[xr.DataArray, dict]:
         """The lazy field of a wanted variable, dims of length 1 dropped, and its attributes."""
-        name, level = find_variable(self.dataset, wanted, self.path)
+        if wanted not in self._found:
+            self._found[wanted] = find_variable(self.dataset, wanted, self.path)
+        name, level = self._found[wanted]
         field = self.dataset[name]
         if level is not None:
             field = field.isel({find_coordinate(self.dataset, "level"): level})

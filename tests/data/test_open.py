@@ -14,7 +14,7 @@ from sfno_dist.data import DataError, open_dataset
 from sfno_dist.data.timeline import TimeStep, sequences
 
 CASES = Path(__file__).parents[3] / "shared" / "data" / "cases"
-OFFSETS = {"t": 0.0, "t2m": 5.0, "sst": 9.0, "z": 50000.0, "u": -250.0}
+OFFSETS = {"a": 0.0, "b": 0.0, "2t": 5.0, "t": 0.0, "t2m": 5.0, "sst": 9.0, "z": 50000.0, "u": -250.0}
 START = np.datetime64("2019-12-30", "ns")
 GRID = Grid("equiangular", 13, 24)
 
@@ -189,6 +189,42 @@ def test_variables_are_found_under_their_other_names(in_file, attributes, wanted
     data = open_dataset(write(make(**attributes).rename(t=in_file), tmp_path), [wanted])
     assert list(data) == [wanted]
     assert_right(data)
+
+
+def test_a_name_never_finds_another_quantity(tmp_path):
+    """t2m has CF's name of t, and comes first; u at 10 hPa is not the wind at 10 m."""
+    levels = xr.DataArray([500.0, 10.0], dims="level", name="level", attrs={"units": "hPa"})
+    t2m, stack = make("t2m", standard_name="air_temperature"), xr.concat([make(), make() + 50.0], levels)
+    both = xr.merge([t2m, stack.rename(t="temperature"), stack.rename(t="u")])
+    path = write(both, tmp_path)
+    np.testing.assert_allclose(open_dataset(path, ["t500"]).t500, make().t, rtol=1e-6)
+    np.testing.assert_allclose(open_dataset(path, ["t10"]).t10, make().t + 50.0, rtol=1e-6)
+    with pytest.raises(DataError, match="further dimension level"):
+        open_dataset(path, ["t"])
+    with pytest.raises(DataError, match="no variable u10;"):
+        open_dataset(path, ["u10"])
+    surface = write(make("2t", standard_name="air_temperature"), tmp_path, "surface")
+    with pytest.raises(DataError, match="no variable t500"):
+        open_dataset(surface, ["t500"])
+    twice = write(xr.merge([make("a", standard_name="x_wind"), make("b", standard_name="x_wind")]), tmp_path, "twice")
+    with pytest.raises(DataError, match="x_wind may be a or b"):
+        open_dataset(twice, ["x_wind"])
+
+
+def test_one_file_per_variable(tmp_path):
+    write(make("t"), tmp_path, "a")
+    write(make("z"), tmp_path, "b")
+    for data in (open_dataset(tmp_path / "*.nc"), open_dataset(tmp_path / "*.nc", ["z", "t"])):
+        for name in ("t", "z"):
+            expected = atmosphere(name, data.time.values, data.lat.values, data.lon.values)
+            np.testing.assert_allclose(data[name].values, expected, rtol=1e-6)
+    write(make("u", steps=5), tmp_path, "c")
+    with pytest.raises(DataError, match=r"c\.nc: u has no time 2019-12-31T06:00:00, which t has \(1 such times\)"):
+        open_dataset(tmp_path / "*.nc")
+
+
+def test_one_name_may_come_as_a_string(tmp_path):
+    assert list(open_dataset(write(make("t2m"), tmp_path), "t2m")) == ["t2m"]
 
 
 REFUSED = {
