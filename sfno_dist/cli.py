@@ -68,7 +68,8 @@ def _forecast(options: argparse.Namespace) -> None:
         raise ValueError(f"--init: a time reads like 1991-01 or 2020-01-01T06, got {options.init!r}") from None
     loaded = checkpoint.load(options.checkpoint)
     reader = FieldReader(options.data or loaded.data_paths, loaded.recipe.variables)
-    forecasts.refuse_input_as_output(reader, options.output)
+    for path in filter(None, (options.output, options.plot)):
+        forecasts.check_output(reader, path)
     result = forecasts.forecast(loaded, reader, init=init, steps=options.steps)
     forecasts.write(result, options.output)
     print(f"wrote {options.output}: {', '.join(loaded.recipe.variables)}, {options.steps} x {loaded.recipe.step}")

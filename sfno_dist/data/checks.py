@@ -23,10 +23,10 @@ def files(paths: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
         text = os.fspath(path)
         matches = sorted(glob.glob(text)) if glob.has_magic(text) else [text] * os.path.exists(text)
         if not matches:
-            raise DataError(f"{text}: no such file (from {Path.cwd()}); check data.paths")
+            raise DataError(f"{text}: no such file, seen from {Path.cwd()}; check the path")
         found += matches
     if not found:
-        raise DataError("no data files were named; set data.paths")
+        raise DataError("no data files were named; name a file, a zarr folder or a glob")
     return found
 
 

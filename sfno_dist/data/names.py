@@ -97,7 +97,9 @@ def find_variable(dataset: xr.Dataset, wanted: str, path: str) -> tuple[str, int
             return name, _level_index(dataset, name, int(split[2]), wanted, path)
     close = difflib.get_close_matches(wanted, names, n=2)
     hint = f" (did you mean {' or '.join(close)}?)" if close else ""
-    raise VariableMissingError(f"{path}: no variable {wanted}{hint}; the file holds {', '.join(names) or 'no variables'}")
+    raise VariableMissingError(
+        f"{path}: no variable {wanted}{hint}; the file holds {', '.join(names) or 'no variables'}"
+    )
 
 
 def _by_name(dataset: xr.Dataset, names: list[str], wanted: str, path: str) -> str | None:

@@ -120,7 +120,10 @@ def resolve_backend(backend: str | None, device: torch.device) -> str:
     """
     if backend is None:
         if device.type not in BACKENDS:
-            raise ValueError(f"there are no compiled kernels for {device.type} devices; choose backend='reference'")
+            raise ValueError(
+                f"there are no compiled kernels for {device.type} devices yet: work on the CPU "
+                f"(trainer.accelerator=cpu) or choose backend='reference' (model.backend=reference) for small grids"
+            )
         return device.type
     if backend not in BACKENDS:
         raise ValueError(

@@ -10,7 +10,20 @@ import hydra
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
-SECTIONS = ("paths", "data", "grid", "mesh", "model", "trainer", "optim", "callbacks", "logger", "name", "seed")
+SECTIONS = (
+    "paths",
+    "data",
+    "grid",
+    "mesh",
+    "model",
+    "trainer",
+    "optim",
+    "callbacks",
+    "logger",
+    "name",
+    "resume",
+    "seed",
+)
 
 
 class ConfigError(ValueError):

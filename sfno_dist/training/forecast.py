@@ -63,19 +63,20 @@ def find_time(reader: FieldReader, init: np.datetime64, checkpoint: LoadedCheckp
     return int(found[0])
 
 
-def refuse_input_as_output(reader: FieldReader, output: str | Path) -> None:
-    """``DataError`` when a forecast would replace the data that it starts from."""
-    if Path(output).absolute() in [Path(path).absolute() for path in files(reader.paths)]:
-        raise DataError(f"{output}: is the file that the forecast starts from; choose another output")
-
-
-def write(result: xr.Dataset, path: str | Path) -> None:
-    """Compressed netCDF-4 under its final name only once it is whole."""
+def check_output(reader: FieldReader, path: str | Path) -> None:
+    """``DataError`` when a file cannot be written there, or would replace the data that the forecast starts from."""
     path = Path(path)
     if path.is_dir():
         raise DataError(f"{path}: is a folder; name a file such as {path / 'forecast.nc'}")
     if not path.parent.is_dir():
         raise DataError(f"{path}: the folder {path.parent} does not exist; create it first")
+    if path.absolute() in [Path(source).absolute() for source in files(reader.paths)]:
+        raise DataError(f"{path}: is the file that the forecast starts from; choose another output")
+
+
+def write(result: xr.Dataset, path: str | Path) -> None:
+    """Compressed netCDF-4 under its final name only once it is whole."""
+    path = Path(path)
     unfinished = path.with_name(f".{path.name}.unfinished-{os.getpid()}")
     try:
         result.to_netcdf(unfinished, encoding={name: {"zlib": True, "complevel": 4} for name in result.data_vars})

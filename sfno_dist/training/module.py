@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,6 +17,7 @@ from sfno_dist.training.losses import area_shares, area_weighted_mse
 from sfno_dist.training.metrics import AreaWeightedRMSE
 from sfno_dist.training.report import score_table
 
+logger = logging.getLogger(__name__)
 FORECASTS = ("model", "persistence", "climatology")
 
 
@@ -41,6 +43,8 @@ class ForecastModule(lightning.LightningModule):
         data_paths: list[str] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(warmup, (int, float)) or not 0.0 <= warmup < 1.0:
+            raise ValueError(f"optim.warmup is a share of all steps, at least 0 and below 1, got {warmup!r}")
         self.model, self.recipe, self.model_settings = model, recipe, model_settings
         self.make_optimizer, self.warmup, self.data_paths = optimizer, warmup, data_paths or []
         self.shares = area_shares(recipe.grid)
@@ -89,7 +93,7 @@ class ForecastModule(lightning.LightningModule):
             self.log_dict({f"{split}/rmse_{v}_{name}": x for v, x in zip(self.recipe.variables, values, strict=True)})
         if not self.trainer.sanity_checking:
             title = "test" if split == "test" else f"{split}, epoch {self.current_epoch}"
-            self.print(score_table(rmse, self.recipe, title))
+            logger.info(score_table(rmse, self.recipe, title))
 
     def configure_optimizers(self) -> Any:
         matrices = [p for p in self.parameters() if p.requires_grad and p.ndim > 1]

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sfno_dist.data.recipe import Recipe
+from sfno_dist.data.timeline import TimeStep
 
 
 def forecast_maps(result: xr.Dataset, truth: xr.Dataset, recipe: Recipe, path: str | Path) -> None:
@@ -33,13 +34,14 @@ def forecast_maps(result: xr.Dataset, truth: xr.Dataset, recipe: Recipe, path: s
             axis.set_title(f"{name}  {column}", fontsize=10)
             image = axis.collections[0]
             figure.colorbar(image, ax=axis, shrink=0.85, label=str(result[name].attrs.get("units", "")))
-    lead = str(recipe.step) if len(result.time) == 2 else f"{len(result.time) - 1} x {recipe.step}"
-    start = np.datetime_as_string(result.time.values[0], "D")
-    figure.suptitle(f"from {start}, {lead} ahead: {np.datetime_as_string(time, 'D')}")
+    lead = TimeStep(recipe.step.count * (len(result.time) - 1), recipe.step.unit)
+    unit = "D" if recipe.step.unit == "months" else "h"
+    start, end = result.time.values[[0, -1]].astype(f"datetime64[{unit}]").astype(str)
+    figure.suptitle(f"from {start}, {lead} ahead: {end}")
     figure.savefig(path, dpi=110)
 
 
-def training_curves(metrics_csv: Path, variables: tuple[str, ...], path: Path) -> None:
+def training_curves(metrics_csv: Path, recipe: Recipe, path: Path) -> None:
     """Loss, and the validation RMSE of each variable beside its baselines, over the optimiser steps."""
     with metrics_csv.open() as file:
         rows = list(csv.DictReader(file))
@@ -48,17 +50,19 @@ def training_curves(metrics_csv: Path, variables: tuple[str, ...], path: Path) -
         points = [(int(row["step"]), float(row[name])) for row in rows if row.get(name)]
         return [step for step, _ in points], [value for _, value in points]
 
-    figure = Figure(figsize=(4.6 * (1 + len(variables)), 3.4), layout="constrained")
-    axes = figure.subplots(1, 1 + len(variables), squeeze=False)[0]
+    figure = Figure(figsize=(4.6 * (1 + len(recipe.variables)), 3.4), layout="constrained")
+    axes = figure.subplots(1, 1 + len(recipe.variables), squeeze=False)[0]
     for name in ("train/loss", "validation/loss"):
         axes[0].plot(*series(name), label=name, linewidth=1.2)
     axes[0].set(title="area-weighted loss", xlabel="optimiser step", yscale="log")
-    for axis, variable in zip(axes[1:], variables, strict=True):
-        for forecast, style in (("model", "-"), ("persistence", ":"), ("climatology", "--")):
-            axis.plot(*series(f"validation/rmse_{variable}_{forecast}"), style, label=forecast)
-        axis.set(title=f"validation RMSE of {variable}", xlabel="optimiser step")
+    for axis, variable, units in zip(axes[1:], recipe.variables, recipe.units, strict=True):
+        for forecast, style in (("model", ".-"), ("persistence", ":"), ("climatology", "--")):
+            steps, values = series(f"validation/rmse_{variable}_{forecast}")
+            if np.isfinite(values).any():
+                axis.plot(steps, values, style, label=forecast)
+        axis.set(title=f"validation RMSE of {variable}", xlabel="optimiser step", ylabel=units)
     for axis in axes:
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=8, loc="upper right")
         axis.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
 

@@ -14,7 +14,7 @@ def score_table(rmse: dict[str, Tensor], recipe: Recipe, title: str) -> str:
     ``rmse`` holds, for "model" and each baseline, one value per variable in its units.
     """
     baselines = [name for name in rmse if name != "model"]
-    head = ["RMSE", "units", "model", *baselines, *(f"skill / {name}" for name in baselines)]
+    head = ["RMSE", "units", "model", *baselines, *(f"skill vs {name}" for name in baselines)]
     rows = [
         [variable, recipe.units[i], _cell(rmse["model"][i], ".4g")]
         + [_cell(rmse[name][i], ".4g") for name in baselines]
@@ -23,6 +23,8 @@ def score_table(rmse: dict[str, Tensor], recipe: Recipe, title: str) -> str:
     ]
     widths = [max(len(row[c]) for row in [head, *rows]) for c in range(len(head))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
+    if rmse["climatology"].isnan().any():
+        lines.append("(-: the training period lacks the months of some targets, so they have no climatology)")
     return "\n".join([f"\n{title}: one step ({recipe.step}) ahead, skill = 1 - MSE / MSE of the baseline", *lines])
 
 

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 from omegaconf import DictConfig
 
 from sfno_dist.data.datamodule import WeatherDataModule
+from sfno_dist.data.recipe import Recipe
 from sfno_dist.geometry import Grid
 from sfno_dist.mesh import ProcessMesh
 from sfno_dist.training.checkpoint import build_model, model_class
@@ -38,13 +39,15 @@ def train(config: DictConfig) -> dict[str, float]:
             f"{trainer.world_size}; this version trains on one process: trainer.devices=1 trainer.num_nodes=1"
         )
     weights = sum(p.numel() for p in module.parameters())
-    logger.info("%s: %s, %d weights; output in %s", config.name, data.summary, weights, config.paths.output)
-    trainer.fit(module, datamodule=data)
+    logger.info("%s: %s, %d parameters; output in %s", config.name, data.summary, weights, config.paths.output)
+    trainer.fit(module, datamodule=data, ckpt_path=config.resume)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    trainer.test(module, datamodule=data, ckpt_path="best", verbose=False)
+    # A run that ends before its first validation has no best checkpoint: its last weights are scored.
+    trainer.test(module, datamodule=data, ckpt_path="best" if _best(trainer) else None, verbose=False)
     metrics.update({name: float(value) for name, value in trainer.callback_metrics.items()})
-    _draw_curves(trainer, data.recipe.variables)
-    logger.info("forecast with: sfno-dist forecast %s --init TIME --output forecast.nc", _best(trainer))
+    _draw_curves(trainer, data.recipe)
+    if _best(trainer):
+        logger.info("forecast with: sfno-dist forecast %s --init TIME --output forecast.nc", _best(trainer))
     return metrics
 
 
@@ -79,13 +82,14 @@ def _quieten() -> None:
 
 
 def _best(trainer: lightning.Trainer) -> str:
-    """Path of the best checkpoint, as a shell takes it."""
-    return shlex.quote(getattr(trainer.checkpoint_callback, "best_model_path", ""))
+    """Path of the best checkpoint, as a shell takes it; empty where there is none."""
+    path = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    return shlex.quote(path) if path else ""
 
 
-def _draw_curves(trainer: lightning.Trainer, variables: tuple[str, ...]) -> None:
+def _draw_curves(trainer: lightning.Trainer, recipe: Recipe) -> None:
     """Draws ``curves.png`` from what the CSV logger wrote, where the run has one."""
     for run_logger in trainer.loggers:
         if isinstance(run_logger, CSVLogger):
             folder = Path(str(trainer.default_root_dir))
-            training_curves(Path(run_logger.log_dir) / "metrics.csv", variables, folder / "curves.png")
+            training_curves(Path(run_logger.log_dir) / "metrics.csv", recipe, folder / "curves.png")

@@ -162,6 +162,22 @@ def test_an_interrupt_ends_the_run_and_leaves_a_whole_checkpoint(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_goes_on_from_its_last_checkpoint(trained, tmp_path):
+    last = trained / "checkpoints" / "last.ckpt"
+    done = train(tmp_path, *TINY, f"resume={last}", "trainer.max_epochs=2")
+    assert done.returncode == 0, done.stderr
+    (again,) = tmp_path.glob("runs/smoke/*/checkpoints/last.ckpt")
+    steps = [torch.load(path, weights_only=True)["global_step"] for path in (last, again)]
+    assert steps == [3, 6]
+
+
+@pytest.mark.slow
+def test_a_run_shorter_than_an_epoch_is_scored_with_its_last_weights(tmp_path):
+    done = train(tmp_path, *TINY, "trainer.max_steps=2")
+    assert done.returncode == 0 and "\ntest: one step" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
 def test_runs_of_a_sweep_have_a_folder_each(tmp_path):
     done = train(tmp_path, "-m", *TINY, "seed=1,2")
     assert done.returncode == 0, done.stderr
@@ -240,6 +256,7 @@ def test_files_that_are_no_checkpoint_are_refused_with_one_line(request, tmp_pat
         ),
         (["data.paths=north.nc"], "not global"),
         (["+data.nonsense=1"], "nonsense"),
+        (["optim.warmup=often"], "optim.warmup is a share of all steps"),
         (["+nonsense=1"], "nothing reads the setting nonsense"),
     ],
 )
@@ -278,6 +295,7 @@ def test_help_names_the_groups_and_examples(tmp_path):
         "experiment: ",
         "python train.py experiment=smoke",
         "batch_size: 2",
+        "data=era5",
     ):
         assert words in done.stdout
     assert sfno_dist(tmp_path, "forecast", "--help").returncode == 0

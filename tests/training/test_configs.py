@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import xarray as xr
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -35,9 +37,24 @@ def test_the_groups_are_those_of_the_design():
     assert expected.split() == GROUPS
 
 
+def small_era5(folder: Path) -> str:
+    """Random t2m and z on levels, daily over the years of conf/data/era5.yaml."""
+    grid, rng = Grid("equiangular", 7, 12), np.random.default_rng(0)
+    times = np.arange("2015-12-20", "2018-01-10", dtype="datetime64[D]").astype("datetime64[ns]")
+    sizes = {"t2m": ("time", "lat", "lon"), "z": ("time", "level", "lat", "lon")}
+    shapes = {"t2m": (len(times), *grid.shape), "z": (len(times), 2, *grid.shape)}
+    xr.Dataset(
+        {name: (dims, rng.standard_normal(shapes[name]).astype("f4")) for name, dims in sizes.items()},
+        {"time": times, "level": ("level", [500, 850], {"units": "hPa"}), "lat": grid.latitudes_degrees}
+        | {"lon": grid.longitudes_degrees},
+    ).to_netcdf(folder / "era5.nc")
+    return str(folder / "era5.nc")
+
+
 @pytest.mark.parametrize("choice", choices("data"))
 def test_data(choice, tmp_path):
-    data = run.build_data(composed(tmp_path, f"data={choice}"))
+    config = composed(tmp_path, f"data={choice}", *([f"data.paths={small_era5(tmp_path)}"] * (choice == "era5")))
+    data = run.build_data(config)
     data.setup()
     batch = next(iter(data.train_dataloader()))
     assert batch["state"].shape[2] == len(data.recipe.variables)
