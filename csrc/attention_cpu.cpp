@@ -16,6 +16,10 @@
 #include "instruction_set.h"
 #include "plan.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace sfno_dist {
 namespace {
 
@@ -56,7 +60,22 @@ void run_all(const sfno_dist_attention &call, Plan &plan, const Kernels &kernels
     for (std::thread &thread : others) thread.join();
 }
 
+// Results of many megabytes lie in memory that the system has yet to hand out: ask for it in pages of 2 MiB, which
+// takes a tenth of the time of pages of 4 KiB. An advice only: nothing happens where it cannot be followed.
+void advise_large_pages(const sfno_dist_attention &call, const sfno_dist_tensor &result) {
+#if defined(MADV_HUGEPAGE)
+    constexpr uintptr_t page = 2 << 20;
+    const uintptr_t value = call.dtype == SFNO_DIST_FLOAT64 ? 8 : call.dtype == SFNO_DIST_FLOAT32 ? 4 : 2;
+    const uintptr_t first = (uintptr_t(result.data) + page - 1) / page * page;
+    const uintptr_t end = (uintptr_t(result.data) + uintptr_t(call.batches * result.batch_stride) * value) / page * page;
+    if (result.data && first < end) madvise((void *)first, end - first, MADV_HUGEPAGE);
+#else
+    (void)call, (void)result;
+#endif
+}
+
 void forward(const sfno_dist_attention &call) {
+    advise_large_pages(call, call.y);
     const Kernels &kernels = chosen_kernels();
     Plan plan(call, kernels.float_lanes);
     plan.add(Pass::forward);
@@ -64,6 +83,7 @@ void forward(const sfno_dist_attention &call) {
 }
 
 void backward(const sfno_dist_attention &call) {
+    for (const sfno_dist_tensor *result : {&call.dq, &call.dk, &call.dv}) advise_large_pages(call, *result);
     const Kernels &kernels = chosen_kernels();
     Plan plan(call, kernels.float_lanes);
     plan.add(Pass::delta);

@@ -16,7 +16,7 @@ constexpr int kColumnBlock = 32;  // tasks are cut at multiples of the widest ti
 constexpr int kBandRows = 16, kBandColumns = 64;
 
 // Cycles of narrow.h, fitted to measurements: for a centre, each row of arcs, each neighbour, each vector of it.
-constexpr double kNarrowCentre = 60.0, kNarrowRow = 30.0, kNarrowNeighbour = 9.0, kNarrowChannel = 0.4;
+constexpr double kNarrowCentre = 100.0, kNarrowRow = 10.0, kNarrowNeighbour = 8.0, kNarrowChannel = 1.0;
 
 int32_t shifted(const Side &side, int row, int origin_row) {
     int64_t shift = int64_t(side.first[row]) - side.first[origin_row];

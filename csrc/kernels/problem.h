@@ -46,7 +46,7 @@ struct Kernels {
     void (*run)(const sfno_dist_attention &, const Direction &, const Task &, void *scratch);
 };
 
-constexpr int kMostNarrow = 64;  // a centre of narrow.h has at most this many neighbours
+constexpr int kMostNarrow = 96;  // a centre of narrow.h has at most this many neighbours
 constexpr int kGroupRows = 4;  // a tile has at most this many rows
 
 }  // namespace sfno_dist

@@ -21,21 +21,6 @@ template <class T> inline int chunk_size(const sfno_dist_attention &call) {
     return int(larger(int64_t(24), smaller(int64_t(120), 16384 / larger(bytes, int64_t(1)) / 12 * 12)));
 }
 
-// One tensor seen by the points of one side, for the task's batch and head.
-template <class S> struct Values {
-    S *data;
-    int64_t row_stride, column_stride, depth;
-    const int64_t *start;
-
-    Values() = default;
-    Values(const sfno_dist_tensor &tensor, const Task &task, const Side &side, int64_t channels)
-        : data((S *)tensor.data),
-          row_stride(tensor.row_stride), column_stride(tensor.column_stride), depth(channels), start(side.start) {
-        if (data) data += task.batch * tensor.batch_stride + task.head * tensor.head_stride;
-    }
-    S *at(int row, int local) const { return data + start[row] * row_stride + local * column_stride; }
-};
-
 template <class S, int VECTORS, Pass PASS> class Program {
     using T = Compute<S>;
     static constexpr int VL = kLanes<T>, L = VECTORS * VL;
@@ -169,9 +154,6 @@ template <class S, int VECTORS, Pass PASS> class Program {
             lane_delta[v][i] = empty ? T(0) : ((const T *)call.delta)[at];
         }
     }
-
-    // A query whose keys all have weight 0 has lse = -inf; its probabilities are 0.
-    static T finite_lse(T lse) { return lse == -kInfinity<T> ? kInfinity<T> : lse; }
 
     void visit(const ArcRow &arc) {
         tile.find_arcs(direction.neighbour, arc);
@@ -322,9 +304,6 @@ template <class S, int VECTORS, Pass PASS> class Program {
             if constexpr (kForward || kKeys) write(1, lane, row, local, factor);
         }
     }
-
-    static float logarithm(float x) { return __builtin_logf(x); }
-    static double logarithm(double x) { return __builtin_log(x); }
 
     void write(int operand, int lane, int row, int local, T factor) {
         const int64_t depth = result[operand].depth;

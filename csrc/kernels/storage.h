@@ -1,6 +1,7 @@
 // How values lie in memory (float, double, bfloat16, float16) and what they are computed in (float, double).
 #pragma once
 
+#include "problem.h"
 #include "vector.h"
 
 namespace sfno_dist::SFNO_DIST_ISA {
@@ -79,5 +80,20 @@ template <class S> inline void widen_row(const S *from, int64_t count, Compute<S
 #endif
     for (; i < count; ++i) to[i] = widened(from[i]);
 }
+
+// One tensor seen by the points of one side, for the task's batch and head.
+template <class S> struct Values {
+    S *data;
+    int64_t row_stride, column_stride, depth;
+    const int64_t *start;
+
+    Values() = default;
+    Values(const sfno_dist_tensor &tensor, const Task &task, const Side &side, int64_t channels)
+        : data((S *)tensor.data),
+          row_stride(tensor.row_stride), column_stride(tensor.column_stride), depth(channels), start(side.start) {
+        if (data) data += task.batch * tensor.batch_stride + task.head * tensor.head_stride;
+    }
+    S *at(int row, int local) const { return data + start[row] * row_stride + local * column_stride; }
+};
 
 }  // namespace sfno_dist::SFNO_DIST_ISA

@@ -36,10 +36,16 @@ template <class T> SFNO_DIST_INLINE Vector<T> load(const T *from) {
 }
 template <class T> SFNO_DIST_INLINE void store(T *to, Vector<T> value) { __builtin_memcpy(to, &value, sizeof value); }
 template <class T> SFNO_DIST_INLINE Vector<T> splat(T value) { return value - Vector<T>{}; }
-template <class T> SFNO_DIST_INLINE T smaller(T a, T b) { return b < a ? b : a; }
+template <class T> SFNO_DIST_INLINE constexpr T smaller(T a, T b) { return b < a ? b : a; }
 template <class T> SFNO_DIST_INLINE T larger(T a, T b) { return a < b ? b : a; }
 
 template <class T> constexpr T kInfinity = T(__builtin_inf());
+
+SFNO_DIST_INLINE float logarithm(float x) { return __builtin_logf(x); }
+SFNO_DIST_INLINE double logarithm(double x) { return __builtin_log(x); }
+
+// A query whose keys all have weight 0 has lse = -inf; with +inf in its place its probabilities are 0.
+template <class T> SFNO_DIST_INLINE T finite_lse(T lse) { return lse == -kInfinity<T> ? kInfinity<T> : lse; }
 
 // exp of every lane: x = n ln 2 + r, a polynomial of r (Chebyshev interpolation on |r| <= ln 2 / 2 for float,
 // the Taylor series for double), times 2^n. Below the smallest normal number exactly 0; NaN stays NaN.
@@ -121,6 +127,31 @@ template <class T> SFNO_DIST_INLINE void transpose(Vector<T> (&rows)[kLanes<T>])
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) rows[i] = next[i];
     }
+}
+
+// Lane i of the result is the sum of the lanes of rows[i]. Each round adds pairs of rows into one and halves them.
+template <class T> SFNO_DIST_INLINE Vector<T> sums_of_rows(Vector<T> (&rows)[kLanes<T>]) {
+#pragma GCC unroll 4
+    for (int half = kLanes<T> / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < half; ++i)
+            rows[i] = interleave<false, T>(rows[i], rows[i + half]) + interleave<true, T>(rows[i], rows[i + half]);
+    return rows[0];
+}
+
+// The sum and the largest of a vector's lanes.
+template <class T> SFNO_DIST_INLINE T total(Vector<T> x) {
+#pragma GCC unroll 4
+    for (int half = kLanes<T> / 2; half > 0; half /= 2) x = interleave<false, T>(x, x) + interleave<true, T>(x, x);
+    return x[0];
+}
+template <class T> SFNO_DIST_INLINE T largest(Vector<T> x) {
+#pragma GCC unroll 4
+    for (int half = kLanes<T> / 2; half > 0; half /= 2) {
+        const Vector<T> a = interleave<false, T>(x, x), b = interleave<true, T>(x, x);
+        x = a > b ? a : b;
+    }
+    return x[0];
 }
 
 }  // namespace sfno_dist::SFNO_DIST_ISA
