@@ -128,7 +128,6 @@ class Recipe:
 def _standardised(field: np.ndarray | None, grid: Grid) -> np.ndarray:
     """Area mean 0 and spread 1   [1, H, W]"""
     assert field is not None  # __post_init__ refuses the feature without its field
-    share = grid.cell_areas[:, None] / (grid.cell_areas.sum() * grid.nlon)
-    centred = field - (field * share).sum()
-    spread = np.sqrt((centred**2 * share).sum())
+    centred = field - (field * grid.area_shares).sum()
+    spread = np.sqrt((centred**2 * grid.area_shares).sum())
     return (centred / (spread if spread > 0 else 1.0))[None]

@@ -53,7 +53,7 @@ class Statistics:
         Area-weighted, in float64. A constant variable gets std 1 and a warning that names it.
         """
         times = np.asarray(times)
-        share = grid.cell_areas[:, None] / (grid.cell_areas.sum() * grid.nlon)  # sums to 1 over the globe
+        share = grid.area_shares
         sums = np.zeros((12, len(variables), *grid.shape))
         squares, shift = np.zeros(len(variables)), None
         counts = np.zeros(12)

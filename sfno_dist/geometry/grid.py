@@ -101,6 +101,11 @@ class Grid:
         """Steradians that one point of each row stands for; over all points they sum to 4 pi   [nlat]"""
         return self.weights * (2.0 * np.pi / self.nlon)
 
+    @cached_property
+    def area_shares(self) -> np.ndarray:
+        """Share of the globe's area that one point of each row stands for; over all points they sum to 1   [nlat, 1]"""
+        return (self.cell_areas / (4.0 * np.pi))[:, None]
+
     @property
     def row_edges(self) -> np.ndarray:
         """Colatitudes between the rows, with the poles at both ends   [nlat + 1]"""

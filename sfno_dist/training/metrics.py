@@ -19,7 +19,7 @@ class AreaWeightedRMSE(Metric):
     samples: Tensor
 
     def __init__(self, variables: int, shares: Tensor) -> None:
-        """``shares`` [nlat, 1]: of the globe's area, see ``losses.area_shares``."""
+        """``shares`` [nlat, 1]: of the globe's area, ``Grid.area_shares``."""
         super().__init__()
         self.shares = shares.double()
         self.add_state("squared_error", torch.zeros(variables, dtype=torch.float64), dist_reduce_fx="sum")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sfno_dist.data.recipe import Recipe
 from sfno_dist.training import checkpoint as checkpoints
-from sfno_dist.training.losses import area_shares, area_weighted_mse
+from sfno_dist.training.losses import area_weighted_mse
 from sfno_dist.training.metrics import AreaWeightedRMSE
 from sfno_dist.training.report import score_table
 
@@ -47,7 +47,7 @@ class ForecastModule(lightning.LightningModule):
             raise ValueError(f"optim.warmup is a share of all steps, at least 0 and below 1, got {warmup!r}")
         self.model, self.recipe, self.model_settings = model, recipe, model_settings
         self.make_optimizer, self.warmup, self.data_paths = optimizer, warmup, data_paths or []
-        self.shares = area_shares(recipe.grid)
+        self.shares = torch.from_numpy(recipe.grid.area_shares).float()
         self.scores: dict[str, AreaWeightedRMSE] = nn.ModuleDict(
             {name: AreaWeightedRMSE(len(recipe.variables), self.shares) for name in FORECASTS}
         )  # type: ignore[assignment]

@@ -41,6 +41,8 @@ def test_areas_are_positive_and_sum_to_the_sphere(kind, shape):
     grid = Grid(kind, *shape)
     assert np.all(grid.cell_areas > 0)
     assert grid.cell_areas.sum() * grid.nlon == pytest.approx(4 * math.pi, rel=1e-13)
+    assert grid.area_shares.shape == (grid.nlat, 1)
+    assert np.broadcast_to(grid.area_shares, grid.shape).sum() == pytest.approx(1.0, rel=1e-13)
     assert grid.weights.sum() == pytest.approx(2.0, rel=1e-13)
 
 
