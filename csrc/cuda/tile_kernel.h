@@ -6,6 +6,7 @@
 namespace sfno_dist::cuda {
 
 constexpr int kMostWarps = kTileCentres / kWarpCentres;
+constexpr int kBlocksPerProcessor = 2;  // at least: leaves all 255 registers to a thread, which stay below by themselves
 
 template <Number NUMBER, Pass PASS> class TileProgram {
     using P = Products<NUMBER>;
@@ -283,7 +284,7 @@ template <Number NUMBER, Pass PASS> class TileProgram {
 
 // Blocks of one tile for all batches and heads follow one another: the tiles come with the most work first.
 template <Number NUMBER, Pass PASS>
-__global__ void __launch_bounds__(32 * kMostWarps) tile_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(32 * kMostWarps, kBlocksPerProcessor) tile_kernel(const __grid_constant__ Launch launch) {
     const int fields = int(launch.call.batches * launch.call.heads), blocks_of_tile = kMostWarps / launch.warps;
     const int index = int(blockIdx.x) / fields;
     const int first_centre = index % blocks_of_tile * launch.warps * kWarpCentres;

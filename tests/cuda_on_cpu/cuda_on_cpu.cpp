@@ -14,6 +14,7 @@
 #include <ucontext.h>
 #endif
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -275,6 +276,10 @@ void launch(const char *kernel, dim3 grid, dim3 block, size_t shared_bytes, cons
                 for (size_t t = 0; t < threads; ++t) {
                     fibers[t].indices = {dim3(unsigned(t)), dim3(x, y, z), block, grid};
                     fibers[t].state = State::ready, fibers[t].place = {}, fibers[t].copies.clear();
+#if defined(__SANITIZE_ADDRESS__)
+                    // A fiber that has ended never returned from its functions: their marks are still there.
+                    __asan_unpoison_memory_region(fibers[t].stack.get(), kStackBytes);
+#endif
                     fibers[t].context.start_at(fibers[t].stack.get(), kStackBytes, fiber_main);
                 }
                 Block{kernel, fibers}.run_to_end();
@@ -282,3 +287,7 @@ void launch(const char *kernel, dim3 grid, dim3 block, size_t shared_bytes, cons
 }
 
 }  // namespace cuda_on_cpu
+
+extern "C" __attribute__((visibility("default"))) void sfno_dist_cuda_on_cpu_shuffle(uint64_t seed) {
+    cuda_on_cpu::shuffle_threads(seed);
+}

@@ -125,7 +125,7 @@ template <int PACKED, float (*WIDEN)(uint16_t)> struct Multiplication {
     }
 };
 
-float bfloat16_to_float(uint16_t bits);
+inline float bfloat16_to_float(uint16_t bits);
 
 #define SFNO_DIST_MMA(name, packed, widen)                                                                  \
     inline void name(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, CUDA_ON_CPU_PLACE) { \
