@@ -43,10 +43,11 @@ void check(const sfno_dist_attention &call, const sfno_dist_schedule &schedule) 
 }
 
 int64_t workspace_numbers(const sfno_dist_attention &call, const sfno_dist_schedule &schedule) {
-    const int64_t of_queries = std::max(partial_width(call, Pass::forward), partial_width(call, Pass::query_gradient));
-    const int64_t numbers =
-        std::max(schedule.query_splits * of_queries, schedule.key_splits * int64_t(partial_width(call, Pass::key_gradient)));
-    return call.batches * call.heads * kTileCentres * numbers;
+    const int of_queries = std::max(partial_width(call, Pass::forward), partial_width(call, Pass::query_gradient));
+    const int64_t of_keys = partial_width(call, Pass::key_gradient);
+    const int64_t partials = std::max(schedule.query_splits * int64_t(of_queries), schedule.key_splits * of_keys);
+    const int64_t statistics = 2 * call.query_rows * call.query_columns;  // forward has no use for them
+    return call.batches * call.heads * (kTileCentres * partials + statistics);
 }
 
 thread_local std::string message;

@@ -27,7 +27,7 @@ typedef struct {
     int32_t query_splits, key_splits;
     int64_t query_tiles, key_tiles;
     const sfno_dist_tile *query_schedule, *key_schedule; /* on the device */
-    float *workspace;                                    /* on the device, or NULL where nothing is split */
+    float *workspace;                                    /* on the device; call->delta is not used */
 } sfno_dist_schedule;
 
 /* Both return 0, or a nonzero code that sfno_dist_cuda_message explains. float64 is refused. */

@@ -38,6 +38,11 @@ __device__ __forceinline__ void copy_async(void *to, const void *from, int valid
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid)
                  : "memory");
 }
+__device__ __forceinline__ void copy_pair_async(void *to, const void *from, bool valid) {  // 8 bytes, or zeros
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(valid ? 8 : 0)
+                 : "memory");
+}
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int UNDER_WAY> __device__ __forceinline__ void wait_for_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(UNDER_WAY) : "memory");

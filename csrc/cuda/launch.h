@@ -55,7 +55,8 @@ template <Number NUMBER> class Launches {
         launch.half_tick_unit = angle_unit(2 * ticks);
         launch.centre_width_stride = keys ? 1 : call.key_rows;
         launch.neighbour_width_stride = keys ? call.key_rows : 1;
-        launch.workspace = schedule.workspace;
+        launch.statistics = (float2 *)schedule.workspace;
+        launch.partials = schedule.workspace + 2 * fields * call.query_rows * call.query_columns;
         return launch;
     }
 

@@ -21,12 +21,16 @@ template <class Stored> struct Channels {
         aligned = all % 16 == 0;
     }
 
+    __device__ Stored *row(int2 place) const {
+        return const_cast<Stored *>(data) + place.x * row_stride + place.y * column_stride;
+    }
+
     // Rows [rows, stride] of shared memory, filled by all threads of the block; place(j) says where row j comes from.
     template <class Place> __device__ void stage(Stored *to, int stride, int rows, Place place) const {
         constexpr int kPiece = 16 / sizeof(Stored), kThreadsPerRow = 8;
         for (int j = int(threadIdx.x) / kThreadsPerRow; j < rows; j += int(blockDim.x) / kThreadsPerRow) {
             const int2 at = place(j);
-            const Stored *from = data + at.x * row_stride + at.y * column_stride;
+            const Stored *from = row(at);
             for (int c = int(threadIdx.x) % kThreadsPerRow * kPiece; c < padded; c += kThreadsPerRow * kPiece) {
                 int valid = at.x < 0 ? 0 : count - c;
                 valid = valid < 0 ? 0 : valid > kPiece ? kPiece : valid;

@@ -10,6 +10,8 @@ namespace sfno_dist::cuda {
 struct RowBatch {
     int32_t end[kRowBatch];  // candidates of this row and the ones before
     int32_t local[kRowBatch], run[kRowBatch];
+    int32_t first_column[kRowBatch], start[kRowBatch];  // as of Side
+    float log2_weight[kRowBatch];                       // of a key
     // An angle x within (y - reach.x) <= reach.y, x from the row's column and y the centre's, for each row of the tile.
     uint2 reach[kTileRows][kRowBatch];
 };
@@ -17,8 +19,7 @@ struct RowBatch {
 // The neighbours in a chunk, one per slot.
 template <int CHUNK> struct Slots {
     int2 place[CHUNK];  // multiples of row and column stride; negative: nothing here
-    float bias[CHUNK];  // log2 w of a key; -log2(e) lse of a query
-    float delta[CHUNK];  // of a query
+    float2 statistic[CHUNK];  // log2 w of a key, or -log2(e) lse and delta of a query
     uint2 reach[kTileRows][CHUNK];  // on the arc of centre angle x: (reach.x - x) <= reach.y
 };
 
@@ -63,7 +64,7 @@ __device__ __forceinline__ uint2 reach_of(int32_t half_width, const Launch &laun
 }
 
 // By one warp, a row per lane. Returns the number of candidates in the batch.
-__device__ inline int find_rows(const Launch &launch, const TileView &view, int first_row, RowBatch &batch) {
+template <Pass PASS> __device__ inline int find_rows(const Launch &launch, const TileView &view, int first_row, RowBatch &batch) {
     const int lane = int(threadIdx.x) & 31, row = first_row + lane;
     const Side &side = launch.neighbour;
     int32_t candidates = 0;
@@ -81,10 +82,14 @@ __device__ inline int find_rows(const Launch &launch, const TileView &view, int 
             const int32_t from = -floor_divided(widest - view.first_tick, side.step);
             const int32_t to = floor_divided(view.last_tick + widest, side.step);
             const int32_t length = to - from + 1 < side.nlon ? to - from + 1 : side.nlon;
-            const int32_t local = modulo(from - side.first_column(row), side.nlon), held = side.columns(row);
+            const int32_t first_column = side.first_column(row), held = side.columns(row);
+            const int32_t local = modulo(from - first_column, side.nlon);
             const int32_t end = local + length;
             const int32_t run = end < held ? length : held - local;
             const int32_t beyond = end - side.nlon < held ? end - side.nlon : held;
+            batch.first_column[lane] = first_column, batch.start[lane] = side.start(row);
+            if constexpr (PASS != Pass::key_gradient)
+                batch.log2_weight[lane] = log2f(float(launch.call.key_weights[row]));
             batch.local[lane] = local;
             batch.run[lane] = run > 0 ? run : 0;
             candidates = (run > 0 ? run : 0) + (beyond > 0 ? beyond : 0);
@@ -105,7 +110,7 @@ __device__ inline void fill_slot(const Launch &launch, const TileView &view, con
     const Side &side = launch.neighbour;
     if (index >= batch.end[kRowBatch - 1]) {
         slots.place[slot] = make_int2(-1, -1);
-        slots.bias[slot] = 0.0f, slots.delta[slot] = 0.0f;
+        slots.statistic[slot] = make_float2(0.0f, 0.0f);
         for (int r = 0; r < view.tile.shape_rows; ++r) slots.reach[r][slot] = reach_of(-1, launch);
         return;
     }
@@ -113,20 +118,17 @@ __device__ inline void fill_slot(const Launch &launch, const TileView &view, con
     for (int half = kRowBatch / 2; half > 0; half /= 2)
         if (batch.end[b + half - 1] <= index) b += half;
     const int i = b > 0 ? index - batch.end[b - 1] : index;
-    const int local = i < batch.run[b] ? batch.local[b] + i : i - batch.run[b], row = first_row + b;
-    int32_t column = side.first_column(row) + local;
+    const int local = i < batch.run[b] ? batch.local[b] + i : i - batch.run[b];
+    int32_t column = batch.first_column[b] + local;
     if (column >= side.nlon) column -= side.nlon;
     const uint32_t at = angle(column, side.unit);
-    slots.place[slot] = make_int2(side.start(row), local);
+    slots.place[slot] = make_int2(batch.start[b], local);
     for (int r = 0; r < view.tile.shape_rows; ++r)
         slots.reach[r][slot] = make_uint2(at + batch.reach[r][b].x, batch.reach[r][b].y);
-    if constexpr (PASS == Pass::key_gradient) {
-        const int64_t query = (field * launch.call.query_rows + row) * launch.call.query_columns + local;
-        slots.bias[slot] = negative_lse(((const float *)launch.call.lse)[query]);
-        slots.delta[slot] = ((const float *)launch.call.delta)[query];
-    } else {
-        slots.bias[slot] = log2f(float(launch.call.key_weights[row]));
-    }
+    if constexpr (PASS == Pass::key_gradient)
+        copy_pair_async(&slots.statistic[slot],
+                        launch.statistics + query_index(launch.call, field, first_row + b, local), true);
+    else slots.statistic[slot].x = batch.log2_weight[b];
 }
 
 }  // namespace sfno_dist::cuda

@@ -40,12 +40,18 @@ struct Launch {
     int32_t ticks;                              // around the circle
     uint64_t half_tick_unit;                    // angle_unit(2 ticks)
     int64_t centre_width_stride, neighbour_width_stride;  // of half_widths
-    float *workspace;  // [batches * heads, splits, kTileCentres, partial_width]
+    // Of every query, for backward: -log2(e) lse and delta   [batches, heads, query_rows, query_columns]
+    float2 *statistics;
+    float *partials;  // [batches * heads, splits, kTileCentres, partial_width]
 };
 
 __host__ __device__ inline int partial_width(const sfno_dist_attention &call, Pass pass) {
     if (pass == Pass::forward) return int(call.value_depth) + 2;  // sum of p v, then maximum and sum of p
     return int(call.depth + (pass == Pass::key_gradient ? call.value_depth : 0));
+}
+
+__host__ __device__ inline int64_t query_index(const sfno_dist_attention &call, int64_t field, int row, int column) {
+    return (field * call.query_rows + row) * call.query_columns + column;
 }
 
 __host__ __device__ inline int64_t rounded_up(int64_t size, int64_t multiple) {

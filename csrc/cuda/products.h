@@ -1,7 +1,7 @@
 // The two products of a tile, by one warp for its 16 centres: scores of a chunk of neighbours, and sums over it.
 //     scores[i, j] = sum_c centre[i, c] neighbour[j, c]          results[i, c] += sum_j weights[i, j] neighbour[j, c]
-// A lane holds 4 numbers of each block of 16 centres x 8 columns: number e of block n belongs to centre row(e) and to
-// column(n, e), a neighbour or a result channel (`channel`). Each kind of number places them as suits its products.
+// A lane holds 4 numbers of each block of 16 centres x 8 neighbours or channels: number e of block n belongs to centre
+// row_of(slot_of(e)) and to neighbour column(n, e). Each kind of number places them as suits its products.
 // `active` has 4 bits for each block of 8 neighbours, all 0 where no centre of the warp attends to any of them.
 #pragma once
 
@@ -20,7 +20,25 @@ struct TensorCoreLayout {
     __device__ static int row_of(int slot) { return lane_id() / 4 + 8 * slot; }
     __device__ static int slot_of(int e) { return e / 2; }
     __device__ static int column(int n, int e) { return 8 * n + 2 * (lane_id() % 4) + e % 2; }
-    __device__ static int channel(int n, int e) { return column(n, e); }
+
+    // The lane's channels of one of its centres, to a row that may be written 16 bytes at a time where `aligned`.
+    template <class P, class T>
+    __device__ static void store(T *row, int channels, bool aligned, const float (&results)[kResultBlocks][4],
+                                 int slot) {
+#pragma unroll
+        for (int m = 0; m < kResultBlocks; ++m) {
+            const int channel = 8 * m + 2 * (lane_id() % 4);
+            const float first = slot == 0 ? results[m][0] : results[m][2];
+            const float second = slot == 0 ? results[m][1] : results[m][3];
+            if (aligned && channel + 1 < channels) {
+                if constexpr (sizeof(T) == 4) *(float2 *)(row + channel) = make_float2(first, second);
+                else *(uint32_t *)(row + channel) = P::pair(first, second);
+            } else {
+                if (channel < channels) P::put(first, row + channel);
+                if (channel + 1 < channels) P::put(second, row + channel + 1);
+            }
+        }
+    }
 };
 
 template <Number NUMBER> struct Products;
@@ -28,7 +46,7 @@ template <Number NUMBER> struct Products;
 // 16-bit numbers on tensor cores, 16 channels or neighbours at a time.
 template <Number NUMBER> struct SixteenBitProducts : TensorCoreLayout {
     using Stored = uint16_t;
-    static constexpr int kChunk = 64, kPad = 16, kScratch = 0;
+    static constexpr int kChunk = 32, kPad = 16, kScratch = 0;
     static constexpr int kBlocks = kChunk / 8;
 
     __device__ static float widened(Stored x) {
@@ -37,7 +55,8 @@ template <Number NUMBER> struct SixteenBitProducts : TensorCoreLayout {
     __device__ static uint32_t pair(float low, float high) {
         return NUMBER == Number::bfloat16 ? bfloat16_pair(low, high) : float16_pair(low, high);
     }
-    __device__ static Stored narrowed(float x) { return Stored(pair(x, 0.0f)); }
+    __device__ static void put(float x, Stored *to) { *to = Stored(pair(x, 0.0f)); }
+    __device__ static void put(float x, float *to) { *to = x; }
     __device__ static void multiply(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         if constexpr (NUMBER == Number::bfloat16) multiply_bfloat16(sums, a, b0, b1);
         else multiply_float16(sums, a, b0, b1);
@@ -93,7 +112,7 @@ template <> struct Products<Number::tf32> : TensorCoreLayout {
     static constexpr int kBlocks = kChunk / 8;
 
     __device__ static float widened(Stored x) { return x; }
-    __device__ static Stored narrowed(float x) { return x; }
+    __device__ static void put(float x, Stored *to) { *to = x; }
 
     __device__ static void score(const Stored *centre, const Stored *neighbour, int stride, int width, uint32_t active,
                                  float (&scores)[kBlocks][4]) {
@@ -144,9 +163,27 @@ template <> struct Products<Number::float32> {
     __device__ static int row_of(int slot) { return lane_id() / 8 + 4 * slot; }
     __device__ static int slot_of(int e) { return e; }
     __device__ static int column(int n, int) { return 8 * n + lane_id() % 8; }
-    __device__ static int channel(int n, int) { return n / 4 * 32 + 4 * (lane_id() % 8) + n % 4; }
+
+    template <class P>
+    __device__ static void store(float *row, int channels, bool aligned, const float (&results)[kResultBlocks][4],
+                                 int slot) {
+#pragma unroll
+        for (int m = 0; m < kResultBlocks; m += 4) {
+            const int channel = 8 * m + 4 * (lane_id() % 8);
+            float four[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                four[i] = slot < 2 ? (slot == 0 ? results[m + i][0] : results[m + i][1])
+                                   : (slot == 2 ? results[m + i][2] : results[m + i][3]);
+            if (aligned && channel + 3 < channels)
+                *(float4 *)(row + channel) = make_float4(four[0], four[1], four[2], four[3]);
+            else
+                for (int i = 0; i < 4 && channel + i < channels; ++i) row[channel + i] = four[i];
+        }
+    }
+
     __device__ static float widened(Stored x) { return x; }
-    __device__ static Stored narrowed(float x) { return x; }
+    __device__ static void put(float x, Stored *to) { *to = x; }
 
     __device__ static void score(const Stored *centre, const Stored *neighbour, int stride, int width, uint32_t active,
                                  float (&scores)[kBlocks][4]) {

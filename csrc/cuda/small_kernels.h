@@ -8,8 +8,9 @@ namespace sfno_dist::cuda {
 
 constexpr int kSmallThreads = 128;
 
-// delta = dy . y - dlse, a warp for each query.
-template <Number NUMBER> __global__ void __launch_bounds__(kSmallThreads) delta_kernel(const __grid_constant__ Launch launch) {
+// delta = dy . y - dlse, and the exponent that lse stands for: a warp for each query.
+template <Number NUMBER>
+__global__ void __launch_bounds__(kSmallThreads) delta_kernel(const __grid_constant__ Launch launch) {
     using P = Products<NUMBER>;
     using Stored = typename P::Stored;
     const sfno_dist_attention &call = launch.call;
@@ -26,8 +27,10 @@ template <Number NUMBER> __global__ void __launch_bounds__(kSmallThreads) delta_
     float sum = 0.0f;
     for (int c = lane_id(); c < call.value_depth; c += 32) sum += P::widened(dy[c]) * P::widened(y[c]);
     for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(kAllLanes, sum, other);
-    if (lane_id() == 0)
-        ((float *)call.delta)[query] = sum - (call.dlse ? ((const float *)call.dlse)[query] : 0.0f);
+    if (lane_id() == 0) {
+        const float delta = sum - (call.dlse ? ((const float *)call.dlse)[query] : 0.0f);
+        launch.statistics[query] = make_float2(negative_lse(((const float *)call.lse)[query]), delta);
+    }
 }
 
 // The parts of one tile, for one batch and head: a block, or nothing where the tile is not the first part.
@@ -43,7 +46,7 @@ __global__ void __launch_bounds__(kSmallThreads) merge_kernel(const __grid_const
     if (view.tile.part != 0) return;
     const int width = partial_width(call, PASS), results = width - (kForward ? 2 : 0);
     const int first_width = kForward ? 0 : int(call.depth);
-    const float *const partials = launch.workspace + (field * launch.splits + first_tile) * kTileCentres * width;
+    const float *const partials = launch.partials + (field * launch.splits + first_tile) * kTileCentres * width;
     for (int index = int(threadIdx.x); index < kTileCentres * results; index += kSmallThreads) {
         const int centre = index / results, channel = index % results;
         const int2 place = view.place(centre, launch.centre);
@@ -62,7 +65,7 @@ __global__ void __launch_bounds__(kSmallThreads) merge_kernel(const __grid_const
         if constexpr (kForward) {
             sum = total == 0.0f ? 0.0f : sum / total;
             if (channel == 0)
-                ((float *)call.lse)[(field * call.query_rows + place.x) * call.query_columns + place.y] =
+                ((float *)call.lse)[query_index(call, field, place.x, place.y)] =
                     total == 0.0f ? -HUGE_VALF : kLn2 * (greatest + log2f(total));
         }
         const bool second = channel >= first_width;
@@ -70,8 +73,8 @@ __global__ void __launch_bounds__(kSmallThreads) merge_kernel(const __grid_const
             kForward ? call.y : PASS == Pass::query_gradient ? call.dq : second ? call.dv : call.dk;
         Stored *const data = (Stored *)tensor.data + field / call.heads * tensor.batch_stride +
                              field % call.heads * tensor.head_stride;
-        data[place.x * tensor.row_stride + place.y * tensor.column_stride + channel - (second ? first_width : 0)] =
-            P::narrowed(sum);
+        P::put(sum, data + place.x * tensor.row_stride + place.y * tensor.column_stride + channel -
+                        (second ? first_width : 0));
     }
 }
 

@@ -6,7 +6,12 @@
 namespace sfno_dist::cuda {
 
 constexpr int kMostWarps = kTileCentres / kWarpCentres;
-constexpr int kBlocksPerProcessor = 2;  // at least: leaves all 255 registers to a thread, which stay below by themselves
+
+// Blocks that a multiprocessor shall hold at once, from which follow the registers of a thread: as many as spill none.
+template <Number NUMBER, Pass PASS> constexpr int blocks_per_processor() {
+    if (NUMBER == Number::float32 || NUMBER == Number::tf32) return PASS == Pass::forward ? 3 : 2;
+    return PASS == Pass::query_gradient ? 4 : 3;
+}
 
 template <Number NUMBER, Pass PASS> class TileProgram {
     using P = Products<NUMBER>;
@@ -38,7 +43,7 @@ template <Number NUMBER, Pass PASS> class TileProgram {
         begin();
         for (int row = view.tile.first_neighbour; row < view.tile.end_neighbour; row += kRowBatch) {
             __syncthreads();  // everyone has read the batch before
-            if (warp == 0) find_rows(launch, view, row, *shared.rows);
+            if (warp == 0) find_rows<PASS>(launch, view, row, *shared.rows);
             __syncthreads();
             walk(row, shared.rows->end[kRowBatch - 1]);
         }
@@ -48,10 +53,7 @@ template <Number NUMBER, Pass PASS> class TileProgram {
 
    private:
     __device__ int64_t field() const { return int64_t(batch) * call.heads + head; }
-    // Index of a query's lse and delta.
-    __device__ int64_t statistic(int2 place) const {
-        return (field() * call.query_rows + place.x) * call.query_columns + place.y;
-    }
+    __device__ int64_t statistic(int2 place) const { return query_index(call, field(), place.x, place.y); }
     __device__ int centre(int slot) const { return first_centre + warp * kWarpCentres + P::row_of(slot); }
 
     // The centres' operands are centre q (and dy), or k and v; the neighbours' k and v, or q and dy.
@@ -83,8 +85,8 @@ template <Number NUMBER, Pass PASS> class TileProgram {
                 const int row = view.tile.first_row + view.row_of(centre(slot));
                 bias[slot] = log2f(float(call.key_weights[row]));
             } else {
-                bias[slot] = negative_lse(((const float *)call.lse)[statistic(place)]);
-                delta[slot] = ((const float *)call.delta)[statistic(place)];
+                const float2 of_query = launch.statistics[statistic(place)];
+                bias[slot] = of_query.x, delta[slot] = of_query.y;
             }
         }
 #pragma unroll
@@ -180,7 +182,7 @@ template <Number NUMBER, Pass PASS> class TileProgram {
         for (int n = 0; n < P::kBlocks; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const float exponent = kLog2E * p[n][e] + slots.bias[P::column(n, e)];
+                const float exponent = kLog2E * p[n][e] + slots.statistic[P::column(n, e)].x;
                 p[n][e] = near >> (4 * n + e) & 1u ? exponent : -HUGE_VALF;
                 greatest[P::slot_of(e)] = fmaxf(greatest[P::slot_of(e)], p[n][e]);
             }
@@ -213,9 +215,10 @@ template <Number NUMBER, Pass PASS> class TileProgram {
         for (int n = 0; n < P::kBlocks; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                const int column = P::column(n, e), slot = P::slot_of(e);
-                const float exponent = kLog2E * p[n][e] + slots.bias[column] + bias[slot];
-                const float of_query = kKeys ? slots.delta[column] : delta[slot];
+                const int slot = P::slot_of(e);
+                const float2 statistic = slots.statistic[P::column(n, e)];
+                const float exponent = kLog2E * p[n][e] + statistic.x + bias[slot];
+                const float of_query = kKeys ? statistic.y : delta[slot];
                 const bool neighbour = near >> (4 * n + e) & 1u;
                 p[n][e] = neighbour ? exp2_fast(exponent) : 0.0f;
                 ds[n][e] = neighbour ? p[n][e] * (ds[n][e] - of_query) : 0.0f;
@@ -252,7 +255,7 @@ template <Number NUMBER, Pass PASS> class TileProgram {
 
     __device__ float *partial_row(int slot) const {
         const int64_t tile = field() * launch.splits + tile_index;
-        return launch.workspace + (tile * kTileCentres + centre(slot)) * partial_width(call, PASS);
+        return launch.partials + (tile * kTileCentres + centre(slot)) * partial_width(call, PASS);
     }
 
     __device__ void store() {
@@ -262,29 +265,24 @@ template <Number NUMBER, Pass PASS> class TileProgram {
     }
 
     __device__ void store_result(int which, const sfno_dist_tensor &tensor, int width, int partial_offset) {
-        Stored *const data = (Stored *)tensor.data + batch * tensor.batch_stride + head * tensor.head_stride;
         const int first = slice * kSliceChannels;
+        const Channels<Stored> rows(tensor, batch, head, first, width - first, 0);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const int slot = P::slot_of(e);
+        for (int slot = 0; slot < P::kRows; ++slot) {
             const int2 place = view.place(centre(slot), launch.centre);
             if (place.x < 0) continue;
-            Stored *const to = data + place.x * tensor.row_stride + place.y * tensor.column_stride;
-            float *const partial = partial_row(slot) + partial_offset;
-#pragma unroll
-            for (int m = 0; m < kResultBlocks; ++m) {
-                const int channel = first + P::channel(m, e);
-                if (channel >= width) continue;
-                if (tile_index < launch.splits) partial[channel] = results[which][m][e];
-                else to[channel] = P::narrowed(results[which][m][e]);
-            }
+            if (tile_index < launch.splits)
+                P::template store<P>(partial_row(slot) + partial_offset + first, width - first, false, results[which], slot);
+            else
+                P::template store<P>(rows.row(place), width - first, rows.aligned, results[which], slot);
         }
     }
 };
 
 // Blocks of one tile for all batches and heads follow one another: the tiles come with the most work first.
 template <Number NUMBER, Pass PASS>
-__global__ void __launch_bounds__(32 * kMostWarps, kBlocksPerProcessor) tile_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(32 * kMostWarps, (blocks_per_processor<NUMBER, PASS>()))
+    tile_kernel(const __grid_constant__ Launch launch) {
     const int fields = int(launch.call.batches * launch.call.heads), blocks_of_tile = kMostWarps / launch.warps;
     const int index = int(blockIdx.x) / fields;
     const int first_centre = index % blocks_of_tile * launch.warps * kWarpCentres;

@@ -171,7 +171,7 @@ torch.library.define(
 )
 
 
-def _backend_arguments(rest: tuple) -> tuple:
+def _backend_arguments(rest: Sequence) -> tuple:
     """(module, its arguments after the inputs) from the op's: the schedule is for the CUDA kernels alone."""
     *tables, backend, query_tiles, key_tiles, query_splits, key_splits = rest
     tiles = (query_tiles, key_tiles, query_splits, key_splits) if backend == "cuda" else ()
@@ -186,8 +186,8 @@ def _attend(q, k, v, *rest):
 
 
 @torch.library.impl("sfno_dist::attend_backward", "default")
-def _attend_backward(dy, dlse, q, k, v, y, lse, *rest):
-    *rest, needs_dq, needs_dkv = rest
+def _attend_backward(dy, dlse, q, k, v, y, lse, *rest_and_needs):
+    *rest, needs_dq, needs_dkv = rest_and_needs
     module, arguments = _backend_arguments(rest)
     gradients = module.backward(dy, dlse, q, k, v, y, lse, *arguments, needs_dq, needs_dkv)
     # An op returns tensors only: an empty one stands for a gradient that nobody needs.
@@ -211,9 +211,7 @@ def _gradient(ctx, dy: Tensor | None, dlse: Tensor | None):
     rest = *tables, *ctx.numbers, query_tiles, key_tiles, *ctx.splits
     needs_dq, needs_dk, needs_dv = ctx.needs_input_grad[:3]
     dy = torch.zeros_like(y) if dy is None else dy
-    dq, dk, dv = torch.ops.sfno_dist.attend_backward(
-        dy, dlse, q, k, v, y, lse, *rest, needs_dq, needs_dk or needs_dv
-    )
+    dq, dk, dv = torch.ops.sfno_dist.attend_backward(dy, dlse, q, k, v, y, lse, *rest, needs_dq, needs_dk or needs_dv)
     return (dq if needs_dq else None, dk if needs_dk else None, dv if needs_dv else None) + (None,) * len(rest)
 
 

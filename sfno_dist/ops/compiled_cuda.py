@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from sfno_dist.ops import compiled
-
-Schedule = tuple[Tensor, Tensor, int, int]
 
 
 class _Schedule(ctypes.Structure):
@@ -40,7 +38,7 @@ def forward(
     nlon_out: int,
     nlon_in: int,
     first_column: int,
-    *schedule: *Schedule,
+    *schedule: Tensor | int,
 ) -> tuple[Tensor, Tensor]:
     """Attention of ``q`` [B, N, Hq, Wq, D] over ``k`` [B, N, P, D] and ``v`` [B, N, P, Dv]; see ``ops.attend``.
 
@@ -79,7 +77,6 @@ def backward(
     dy, q, k, v, y = (compiled.channels_contiguous(x) for x in (dy, q, k, v, y))
     lse = lse.contiguous()
     dlse = None if dlse is None else dlse.to(lse.dtype).contiguous()
-    delta = torch.empty_like(lse)
     dq = compiled.empty_channels_last(q.shape, q) if needs_dq else None
     dk, dv = (compiled.empty_channels_last(x.shape, x) if needs_dkv else None for x in (k, v))
     call, kept = compiled.make_call(q, k, v, y, lse, half_widths, key_weights, key_rows, _memory())
@@ -87,13 +84,12 @@ def backward(
     for name, tensor in (("dy", dy), ("dq", dq), ("dk", dk), ("dv", dv)):
         setattr(call, name, compiled.values(tensor))
     call.dlse = None if dlse is None else dlse.data_ptr()
-    call.delta = delta.data_ptr()
     _run("sfno_dist_cuda_backward", call, q, schedule)
     del kept
     return dq, dk, dv
 
 
-def _run(name: str, call: compiled.Call, q: Tensor, schedule) -> None:
+def _run(name: str, call: compiled.Call, q: Tensor, schedule: Sequence) -> None:
     query_tiles, key_tiles, query_splits, key_splits = schedule
     library = _library()
     with _current_stream(q.device) as stream:

@@ -100,7 +100,7 @@ Context scheduler;
 const std::function<void()> *kernel_body = nullptr;
 std::mt19937_64 random_order(1);
 std::unique_ptr<char[]> shared;
-size_t switch_count = 0;
+std::vector<size_t> shared_bytes_asked;  // by launches with dynamic shared memory
 
 #if defined(__SANITIZE_ADDRESS__)
 const void *scheduler_stack = nullptr;
@@ -109,7 +109,6 @@ size_t scheduler_stack_bytes = 0;
 
 void run(Fiber &fiber) {
     current = &fiber;
-    ++switch_count;
 #if defined(__SANITIZE_ADDRESS__)
     void *fake = nullptr;
     __sanitizer_start_switch_fiber(&fake, fiber.stack.get(), kStackBytes);
@@ -222,7 +221,6 @@ struct Block {
 
 const Indices &indices() { return current->indices; }
 void *dynamic_shared() { return shared.get(); }
-size_t switches() { return switch_count; }
 void shuffle_threads(uint64_t seed) { random_order.seed(seed); }
 
 void wait_for_block(Place place) {
@@ -265,6 +263,7 @@ void launch(const char *kernel, dim3 grid, dim3 block, size_t shared_bytes, cons
                                  std::to_string(threads) + " threads");
     static std::vector<Fiber> fibers;
     fibers.resize(threads);
+    if (shared_bytes > 0) shared_bytes_asked.push_back(shared_bytes);
     kernel_body = &body;
     shared.reset(new char[shared_bytes]);
     for (unsigned z = 0; z < grid.z; ++z)
@@ -288,6 +287,10 @@ void launch(const char *kernel, dim3 grid, dim3 block, size_t shared_bytes, cons
 
 }  // namespace cuda_on_cpu
 
-extern "C" __attribute__((visibility("default"))) void sfno_dist_cuda_on_cpu_shuffle(uint64_t seed) {
-    cuda_on_cpu::shuffle_threads(seed);
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT void sfno_dist_cuda_on_cpu_shuffle(uint64_t seed) { cuda_on_cpu::shuffle_threads(seed); }
+EXPORT void sfno_dist_cuda_on_cpu_forget_shared_bytes() { cuda_on_cpu::shared_bytes_asked.clear(); }
+EXPORT int sfno_dist_cuda_on_cpu_shared_bytes(int launch) {
+    return int(cuda_on_cpu::shared_bytes_asked.at(size_t(launch)));
 }

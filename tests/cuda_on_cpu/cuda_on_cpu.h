@@ -26,11 +26,13 @@ struct dim3 {
     dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 struct alignas(8) int2 { int x, y; };
+struct alignas(8) float2 { float x, y; };
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 namespace cuda_on_cpu {
@@ -66,7 +68,6 @@ void finish_copies(int groups_still_under_way);
 // Throws std::runtime_error, naming the place, where threads of a warp or block wait for different things.
 void launch(const char *kernel, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &body);
 void shuffle_threads(uint64_t seed);
-size_t switches();  // between threads, so far
 
 template <class T> struct Shuffle {
     T value, result;

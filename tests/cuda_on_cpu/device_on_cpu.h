@@ -16,6 +16,9 @@ inline unsigned char *dynamic_shared() { return (unsigned char *)cuda_on_cpu::dy
 inline float exp2_fast(float x) { return std::exp2(x); }
 
 inline void copy_async(void *to, const void *from, int valid) { cuda_on_cpu::copy_later(to, from, 16, size_t(valid)); }
+inline void copy_pair_async(void *to, const void *from, bool valid) {
+    cuda_on_cpu::copy_later(to, from, 8, valid ? 8 : 0);
+}
 inline void commit_copies() { cuda_on_cpu::end_copy_group(); }
 template <int UNDER_WAY> void wait_for_copies() { cuda_on_cpu::finish_copies(UNDER_WAY); }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cuda_on_cpu.build import CSRC, NUMBERS, SANITIZED, build_library, load, needs_compiler
+from cuda_on_cpu.build import CSRC, SANITIZED, build_library, load, needs_compiler
 from golden_cases import NAMES, RESULTS, GoldenCase, largest_relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,7 +114,7 @@ def test_the_public_function_reaches_the_kernels():
         assert largest_relative_error(got, case.results[key]) < TOLERANCE["float32"], key
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=20 if LIBRARY_VARIABLE in os.environ else 80)
 @given(
     random_tables(),
     st.sampled_from(["float32", "bfloat16", "float16"]),
@@ -193,7 +192,9 @@ def test_only_the_needed_gradients_are_computed():
 
 
 def test_any_memory_layout_gives_the_same_bits(number):
-    case = CudaCase(whole(Grid("equiangular", 8, 16), Grid("equiangular", 8, 16), 0.5), 2, 8, 16, 2, dtype=DTYPES[number])
+    case = CudaCase(
+        whole(Grid("equiangular", 8, 16), Grid("equiangular", 8, 16), 0.5), 2, 8, 16, 2, dtype=DTYPES[number]
+    )
     expected = case.run()
     case.q = case.q.contiguous()  # heads before points
     case.k = case.k.mT.contiguous().mT  # channels first
@@ -225,7 +226,7 @@ def test_op_is_registered_as_pytorch_asks():
 def test_inputs_that_do_not_fit_are_refused():
     grid = Grid("equiangular", 6, 12)
     case = CudaCase(whole(grid, grid, 0.6), dtype=torch.float64)
-    with pytest.raises(RuntimeError, match="float32, bfloat16 or float16, got dtype 1.*reference"):
+    with pytest.raises(RuntimeError, match=r"float32, bfloat16 or float16, got dtype 1.*reference"):
         case.run()
     with pytest.raises(RuntimeError, match="1 to 256 channels, got 260 of query"):
         CudaCase(whole(grid, grid, 0.6), 1, 260, 8).run()
@@ -237,7 +238,7 @@ def test_inputs_that_do_not_fit_are_refused():
 def test_shared_memory_that_does_not_suffice_is_named(monkeypatch):
     case = CudaCase(whole(Grid("equiangular", 6, 12), Grid("equiangular", 6, 12), 0.6), 1, 256, 256)
     monkeypatch.setenv("CUDA_ON_CPU_SHARED_BYTES", str(48 << 10))
-    with pytest.raises(RuntimeError, match="heads of 256 and 256 channels need .* this device has 49152"):
+    with pytest.raises(RuntimeError, match=r"heads of 256 and 256 channels need .* this device has 49152"):
         case.run()
 
 
@@ -314,7 +315,7 @@ def test_sanitizers_find_nothing():
         "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
-    tests = "random_windows or (wide_heads and parts) or layout or less_shared or without_keys"
+    tests = "random_windows or layout or less_shared or (wide_heads and parts and 136)"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", tests]
     root = Path(__file__).parents[2]
     result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
