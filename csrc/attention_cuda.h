@@ -23,6 +23,7 @@ typedef struct {
 
 typedef struct {
     void *stream;
+    int32_t device;     /* that the stream and all pointers belong to */
     int32_t allow_tf32; /* float32 inputs on tensor cores, their products rounded to 10 bits */
     int32_t query_splits, key_splits;
     int64_t query_tiles, key_tiles;

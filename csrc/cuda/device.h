@@ -101,10 +101,9 @@ __device__ __forceinline__ float float_of(uint32_t bits) { return __uint_as_floa
 // Host side. Each returns NULL, or what went wrong.
 inline const char *words(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
 inline const char *last_launch() { return words(cudaGetLastError()); }
-inline const char *shared_bytes_of_device(int *bytes) {
-    int device = 0;
-    const cudaError_t error = cudaGetDevice(&device);
-    if (error != cudaSuccess) return words(error);
+// This library's runtime is its own, and so is what it takes for the current device.
+inline const char *use_device(int device) { return words(cudaSetDevice(device)); }
+inline const char *shared_bytes_of_device(int device, int *bytes) {
     return words(cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
 }
 template <class Kernel> const char *allow_shared_bytes(Kernel kernel, int bytes) {

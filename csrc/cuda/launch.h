@@ -22,7 +22,9 @@ template <Number NUMBER> class Launches {
 
    public:
     Launches(const sfno_dist_attention &call, const sfno_dist_schedule &schedule)
-        : call(call), schedule(schedule), fields(unsigned(call.batches * call.heads)) {}
+        : call(call), schedule(schedule), fields(unsigned(call.batches * call.heads)) {
+        require(use_device(schedule.device), "choosing the device");
+    }
 
     void forward() { pass<Pass::forward>(call.value_depth); }
 
@@ -63,7 +65,7 @@ template <Number NUMBER> class Launches {
     // As many warps as fit, and two chunks of neighbours where they do too.
     template <Pass PASS> int fit(Launch &launch) const {
         int available = 0;
-        require(shared_bytes_of_device(&available), "asking the device for its shared memory");
+        require(shared_bytes_of_device(schedule.device, &available), "asking the device for its shared memory");
         const int choices[][2] = {{4, 2}, {4, 1}, {2, 1}, {1, 1}};  // warps, stages
         size_t bytes = 0;
         for (const auto &choice : choices) {
@@ -81,12 +83,11 @@ template <Number NUMBER> class Launches {
         Launch launch = problem(PASS);
         if (launch.tile_count == 0) return;
         const int bytes = fit<PASS>(launch);
-        const auto kernel = tile_kernel<NUMBER, PASS>;
-        require(allow_shared_bytes(kernel, bytes), "asking for shared memory");
+        require(allow_shared_bytes(tile_kernel<NUMBER, PASS>, bytes), "asking for shared memory");
         const unsigned blocks = unsigned(launch.tile_count) * fields * unsigned(kMostWarps / launch.warps);
         const unsigned slices = unsigned(rounded_up(width, kSliceChannels) / kSliceChannels);
-        SFNO_DIST_LAUNCH(kernel, dim3(blocks, slices), unsigned(32 * launch.warps), size_t(bytes), schedule.stream,
-                         launch);
+        SFNO_DIST_LAUNCH((tile_kernel<NUMBER, PASS>), dim3(blocks, slices), unsigned(32 * launch.warps), size_t(bytes),
+                         schedule.stream, launch);
         require(last_launch(), "launching a tile kernel");
         if (launch.splits == 0) return;
         SFNO_DIST_LAUNCH((merge_kernel<NUMBER, PASS>), dim3(unsigned(launch.splits) * fields), kSmallThreads, 0,

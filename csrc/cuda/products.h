@@ -220,7 +220,7 @@ template <> struct Products<Number::float32> {
         neighbour += 4 * (lane % 8);
         for (int j = 0; j < kChunk; j += 4) {
             if (!is_active(active, j / 8)) continue;
-            float a[4][4];
+            alignas(16) float a[4][4];
 #pragma unroll
             for (int e = 0; e < 4; ++e) *(float4 *)a[e] = *(const float4 *)(scratch + 4 * e * kWeightStride + j);
 #pragma unroll

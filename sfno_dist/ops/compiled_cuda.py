@@ -22,7 +22,7 @@ class _Schedule(ctypes.Structure):
 
     _fields_ = (
         [("stream", ctypes.c_void_p)]
-        + [(name, ctypes.c_int32) for name in ("allow_tf32", "query_splits", "key_splits")]
+        + [(name, ctypes.c_int32) for name in ("device", "allow_tf32", "query_splits", "key_splits")]
         + [(name, ctypes.c_int64) for name in ("query_tiles", "key_tiles")]
         + [(name, ctypes.c_void_p) for name in ("query_schedule", "key_schedule", "workspace")]
     )
@@ -94,7 +94,8 @@ def _run(name: str, call: compiled.Call, q: Tensor, schedule: Sequence) -> None:
     library = _library()
     with _current_stream(q.device) as stream:
         # allow_tf32 is the user's wish for matrix products of float32; 16-bit inputs do not ask.
-        plan = _Schedule(stream, torch.backends.cuda.matmul.allow_tf32, query_splits, key_splits)
+        allow_tf32 = torch.backends.cuda.matmul.allow_tf32
+        plan = _Schedule(stream, q.device.index or 0, allow_tf32, query_splits, key_splits)
         plan.query_tiles, plan.key_tiles = len(query_tiles), len(key_tiles)
         plan.query_schedule, plan.key_schedule = query_tiles.data_ptr(), key_tiles.data_ptr()
         size = library.sfno_dist_cuda_workspace(ctypes.byref(call), ctypes.byref(plan))

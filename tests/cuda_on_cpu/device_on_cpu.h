@@ -140,7 +140,8 @@ SFNO_DIST_MMA(multiply_tf32, 1, nullptr)
 
 // Host side: a device with the shared memory of an H100, or less where a test asks for less.
 inline const char *last_launch() { return nullptr; }
-inline const char *shared_bytes_of_device(int *bytes) {
+inline const char *use_device(int) { return nullptr; }
+inline const char *shared_bytes_of_device(int, int *bytes) {
     const char *named = std::getenv("CUDA_ON_CPU_SHARED_BYTES");
     *bytes = named ? std::atoi(named) : 227 << 10;
     return nullptr;

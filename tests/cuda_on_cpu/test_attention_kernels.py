@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -164,6 +165,12 @@ def test_logits_of_600_stay_finite(number):
         assert error(y, case.dense(torch.float64)[0]) < max(TOLERANCE[number], 5e-5)
 
 
+def test_rows_of_neighbours_may_lie_far_apart(number):
+    case = CudaCase(distant_rows(), 1, 16, 16, scale=0.3, dtype=DTYPES[number])
+    for got, exact in zip(case.run(), case.dense(torch.float64), strict=True):
+        assert error(got, exact) < TOLERANCE[number]
+
+
 def test_queries_without_keys_give_zero_and_pass_no_gradient(number):
     tables = list(whole(Grid("equiangular", 6, 12), Grid("equiangular", 6, 12), 0.6))
     tables[0] = tables[0].clone()
@@ -235,6 +242,14 @@ def test_inputs_that_do_not_fit_are_refused():
     assert y.shape == (0, 2, 6, 12, 4)
 
 
+def test_libraries_and_tensors_without_cuda_are_refused_with_a_remedy(monkeypatch):
+    with pytest.raises(RuntimeError, match=r"no CUDA compiler was found: put nvcc on PATH .* pip install \."):
+        compiled_cuda.declared(ctypes.CDLL(None))
+    monkeypatch.setattr(compiled_cuda, "_memory", lambda: "cuda")
+    with pytest.raises(TypeError, match="the compiled CUDA kernels take CUDA tensors, got one on cpu"):
+        CudaCase(whole(Grid("equiangular", 6, 12), Grid("equiangular", 6, 12), 0.6)).run()
+
+
 def test_shared_memory_that_does_not_suffice_is_named(monkeypatch):
     case = CudaCase(whole(Grid("equiangular", 6, 12), Grid("equiangular", 6, 12), 0.6), 1, 256, 256)
     monkeypatch.setenv("CUDA_ON_CPU_SHARED_BYTES", str(48 << 10))
@@ -282,7 +297,15 @@ def test_no_tile_near_the_poles_has_much_more_work_than_the_others():
 # --- wrong kernels and memory errors ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("barrier", ["slots are filled", "the chunk is there for everyone"])
+def distant_rows():
+    """One query row with neighbours in the first and last of 100 key rows, and none in a whole batch between."""
+    half_widths = torch.full((1, 100), -1, dtype=torch.int32)
+    half_widths[0, [0, 99]] = 8
+    rows = torch.tensor([[0, 16, 16 * h] for h in range(100)])
+    return half_widths, torch.full((100,), 0.1, dtype=torch.float64), rows, 64, 16, 0, 64
+
+
+@pytest.mark.parametrize("barrier", ["everyone has read", "slots are filled", "the chunk is there for everyone"])
 def test_a_missing_barrier_is_caught(barrier, tmp_path, monkeypatch):
     source = tmp_path / "csrc"
     shutil.copytree(CSRC, source)
@@ -293,13 +316,19 @@ def test_a_missing_barrier_is_caught(barrier, tmp_path, monkeypatch):
     kernel.write_text("\n".join(lines))
     library = load(build_library(("-O1",), source))
     monkeypatch.setattr(compiled_cuda, "_library", lambda: library)
-    case = CudaCase(whole(Grid("equiangular", 13, 24), Grid("equiangular", 13, 24), 0.5), 1, 16, 16)
-    y = case.run()[0]
-    assert not (error_or_nan(y, case.dense(torch.float64)[0]) < TOLERANCE["float32"])
-
-
-def error_or_nan(got, exact) -> float:
-    return float((got.double() - exact).norm() / exact.norm())
+    monkeypatch.setenv("CUDA_ON_CPU_SHARED_BYTES", str(40 << 10))  # one chunk at a time: fewer barriers
+    case = CudaCase(distant_rows(), 1, 16, 16)
+    caught = 0
+    for seed in range(8):
+        library.sfno_dist_cuda_on_cpu_shuffle(seed)
+        try:
+            y = case.run()[0].double()
+        except RuntimeError as refused:
+            caught += "tile_kernel" in str(refused)
+        else:
+            wrong = float((y - case.dense(torch.float64)[0]).norm())
+            caught += not wrong < 1e-3
+    assert caught > 0
 
 
 @pytest.mark.slow
