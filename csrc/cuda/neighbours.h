@@ -70,13 +70,14 @@ template <Pass PASS> __device__ inline int find_rows(const Launch &launch, const
     int32_t candidates = 0;
     if (row < view.tile.end_neighbour) {
         int32_t widest = -1;
-        for (int r = 0; r < view.tile.rows; ++r) {
-            const int32_t width = launch.call.half_widths[(view.tile.first_row + r) * launch.centre_width_stride +
-                                                          row * launch.neighbour_width_stride];
+#pragma unroll 1
+        for (int r = 0; r < view.tile.shape_rows; ++r) {
+            const int64_t at = (view.tile.first_row + r) * launch.centre_width_stride;
+            const int32_t width =
+                r < view.tile.rows ? launch.call.half_widths[at + row * launch.neighbour_width_stride] : -1;
             batch.reach[r][lane] = reach_of(width, launch);
             widest = width > widest ? width : widest;
         }
-        for (int r = view.tile.rows; r < view.tile.shape_rows; ++r) batch.reach[r][lane] = reach_of(-1, launch);
         if (widest >= 0) {
             // ceil((first tick - width) / step) .. floor((last tick + width) / step), at most once around
             const int32_t from = -floor_divided(widest - view.first_tick, side.step);
@@ -111,6 +112,7 @@ __device__ inline void fill_slot(const Launch &launch, const TileView &view, con
     if (index >= batch.end[kRowBatch - 1]) {
         slots.place[slot] = make_int2(-1, -1);
         slots.statistic[slot] = make_float2(0.0f, 0.0f);
+#pragma unroll 1
         for (int r = 0; r < view.tile.shape_rows; ++r) slots.reach[r][slot] = reach_of(-1, launch);
         return;
     }
@@ -123,6 +125,7 @@ __device__ inline void fill_slot(const Launch &launch, const TileView &view, con
     if (column >= side.nlon) column -= side.nlon;
     const uint32_t at = angle(column, side.unit);
     slots.place[slot] = make_int2(batch.start[b], local);
+#pragma unroll 1
     for (int r = 0; r < view.tile.shape_rows; ++r)
         slots.reach[r][slot] = make_uint2(at + batch.reach[r][b].x, batch.reach[r][b].y);
     if constexpr (PASS == Pass::key_gradient)

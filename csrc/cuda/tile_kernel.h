@@ -9,7 +9,8 @@ constexpr int kMostWarps = kTileCentres / kWarpCentres;
 
 // Blocks that a multiprocessor shall hold at once, from which follow the registers of a thread: as many as spill none.
 template <Number NUMBER, Pass PASS> constexpr int blocks_per_processor() {
-    if (NUMBER == Number::float32 || NUMBER == Number::tf32) return PASS == Pass::forward ? 3 : 2;
+    const bool wide = NUMBER == Number::float32 || NUMBER == Number::tf32;
+    if (wide) return PASS == Pass::forward ? 3 : 2;
     return PASS == Pass::query_gradient ? 4 : 3;
 }
 
@@ -119,7 +120,7 @@ template <Number NUMBER, Pass PASS> class TileProgram {
     }
 
     __device__ Stored *staged(int which, int chunk) const {
-        return shared.chunks[which] + chunk % launch.stages * P::kChunk * shared.stride[which];
+        return shared.chunks[which] + (launch.stages == 2 ? chunk % 2 : 0) * P::kChunk * shared.stride[which];
     }
 
     __device__ void stage_chunk(int chunk) {

@@ -243,7 +243,7 @@ def test_inputs_that_do_not_fit_are_refused():
 
 
 def test_libraries_and_tensors_without_cuda_are_refused_with_a_remedy(monkeypatch):
-    with pytest.raises(RuntimeError, match=r"no CUDA compiler was found: put nvcc on PATH .* pip install \."):
+    with pytest.raises(RuntimeError, match=r"no CUDA compiler was found: put nvcc on PATH .*pip install \."):
         compiled_cuda.declared(ctypes.CDLL(None))
     monkeypatch.setattr(compiled_cuda, "_memory", lambda: "cuda")
     with pytest.raises(TypeError, match="the compiled CUDA kernels take CUDA tensors, got one on cpu"):
