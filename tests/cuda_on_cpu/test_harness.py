@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-from cuda_on_cpu.build import CSRC, HERE, build, needs_compiler
+from cuda_on_cpu.build import HERE, build, needs_compiler
 
 pytestmark = needs_compiler
 SEEDS = range(1, 9)
@@ -13,7 +13,7 @@ SEEDS = range(1, 9)
 
 @pytest.fixture(scope="module")
 def kernels() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(build([HERE / "faulty_kernels.cpp", HERE / "cuda_on_cpu.cpp"], ("-O1",), CSRC)))
+    library = ctypes.CDLL(str(build([HERE / "faulty_kernels.cpp", HERE / "cuda_on_cpu.cpp"])))
     library.message.restype = ctypes.c_char_p
     return library
 

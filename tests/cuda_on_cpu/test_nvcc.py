@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cuda_on_cpu.build import CSRC, NUMBERS, build_library, load, needs_compiler
+from cuda_on_cpu.build import CSRC, NUMBERS, build, kernel_sources, load, needs_compiler
 from cuda_on_cpu.test_attention_kernels import DTYPES, CudaCase
 from ops.test_compiled import whole
 
@@ -76,7 +76,7 @@ def test_kernels_compile_within_their_budget(number, tmp_path):
 @pytest.mark.parametrize("number", NUMBERS)
 def test_shared_memory_stays_within_its_budget(number, monkeypatch):
     """Found on the CPU, where a launch says what it asks for."""
-    library = load(build_library())
+    library = load(build(kernel_sources()))
     monkeypatch.setattr(compiled_cuda, "_library", lambda: library)
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = number == "tf32"
