@@ -64,7 +64,8 @@ __device__ __forceinline__ uint2 reach_of(int32_t half_width, const Launch &laun
 }
 
 // By one warp, a row per lane. Returns the number of candidates in the batch.
-template <Pass PASS> __device__ inline int find_rows(const Launch &launch, const TileView &view, int first_row, RowBatch &batch) {
+template <Pass PASS>
+__device__ inline int find_rows(const Launch &launch, const TileView &view, int first_row, RowBatch &batch) {
     const int lane = int(threadIdx.x) & 31, row = first_row + lane;
     const Side &side = launch.neighbour;
     int32_t candidates = 0;

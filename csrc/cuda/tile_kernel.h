@@ -273,7 +273,8 @@ template <Number NUMBER, Pass PASS> class TileProgram {
             const int2 place = view.place(centre(slot), launch.centre);
             if (place.x < 0) continue;
             if (tile_index < launch.splits)
-                P::template store<P>(partial_row(slot) + partial_offset + first, width - first, false, results[which], slot);
+                P::template store<P>(partial_row(slot) + partial_offset + first, width - first, false, results[which],
+                                     slot);
             else
                 P::template store<P>(rows.row(place), width - first, rows.aligned, results[which], slot);
         }

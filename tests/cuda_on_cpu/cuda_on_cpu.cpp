@@ -31,7 +31,7 @@ constexpr size_t kStackBytes = 64 << 10;
 constexpr int kPoison = 0xff;  // NaN as a number of any width, -1 as an integer
 
 #if defined(__x86_64__)
-// Saves what a called function must keep, changes stacks, restores. A system call as in swapcontext costs 30 times more.
+// Saves what a called function must keep, changes stacks, restores. swapcontext makes system calls, 30 times slower.
 asm(R"(
 .text
 .type cuda_on_cpu_switch, @function

@@ -67,7 +67,8 @@ void warp_operations_kernel(int *results, int *counter, int *greatest) {
     results[threadIdx.x] = wrong;
 }
 
-template <class Body> int wrong_results(unsigned blocks, size_t shared_bytes, const std::vector<int> &expected, Body body) {
+template <class Body>
+int wrong_results(unsigned blocks, size_t shared_bytes, const std::vector<int> &expected, Body body) {
     std::vector<int> results(expected.size(), -1);
     try {
         SFNO_DIST_LAUNCH(body, dim3(blocks), dim3(kThreads), shared_bytes, nullptr, results.data());
