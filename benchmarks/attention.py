@@ -1,6 +1,7 @@
 """Speed and memory of the compiled spherical attention, next to matrix multiplication and, with --peer, a peer.
 
     python benchmarks/attention.py [--peer] [--rows 1 2] [--repeats 7] [--csv results.csv]
+    python benchmarks/attention.py --device cuda [--peer] [--rows 1 2] [--numbers bfloat16] [--csv results.csv]
 
 The limit is ``torch.mm`` of 2048^3 measured between the rows. Useful flops are 4 C pairs forward and 10 C pairs
 backward (C channels, pairs of query and key). The peer is torch-harmonics' NeighborhoodAttentionS2: its op alone,
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import attention_cuda
 import torch
 
 from sfno_dist.geometry import Grid, Neighbourhood
@@ -210,20 +212,22 @@ def line(cells: list[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--numbers", nargs="+", choices=list(attention_cuda.NUMBERS), help="on a GPU; all by default")
     parser.add_argument("--peer", action="store_true", help="measure torch-harmonics too (minutes)")
-    parser.add_argument(
-        "--rows", type=int, nargs="+", default=range(1, len(ROWS) + 1), help="rows of the table, from 1"
-    )
+    parser.add_argument("--rows", type=int, nargs="+", help="rows of the table, from 1")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--csv", type=Path, help="write all numbers to this file")
     options = parser.parse_args()
+    if options.device == "cuda":
+        return attention_cuda.main(options.rows, options.numbers, options.peer, options.csv)
     torch.manual_seed(0)
     print(compiled.description(), f"; {torch.get_num_threads()} threads; torch {torch.__version__}", sep="")
     columns = [column for column in COLUMNS if options.peer or not ("peer" in column[1] or "ratio" in column[1])]
     print(line([title for title, _, _ in columns]))
     print(line(["---"] * len(columns)))
     results = []
-    for number in options.rows:
+    for number in options.rows or range(1, len(ROWS) + 1):
         results.append(measure_row(number, options.repeats, options.peer))
         print(line([format(results[-1][key], form) for _, key, form in columns]), flush=True)
     if options.csv:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from sfno_dist.geometry import Neighbourhood
-from sfno_dist.ops import compiled, reference
+from sfno_dist.ops import compiled, compiled_cuda, reference, schedule
 
 #: name -> module with ``forward`` and ``backward``; a device's compiled kernels bear its name
-BACKENDS = {"reference": reference, "cpu": compiled}
+BACKENDS = {"reference": reference, "cpu": compiled, "cuda": compiled_cuda}
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class Window:
     def tables(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """half_widths [Hq, Hk] int32, key_weights [Hk] float64, key_rows [Hk, 3] int64 (first, count, place in P)."""
         return _tables(self, device)
+
+    @torch.compiler.assume_constant_result
+    def schedule(self, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
+        """Tiles of the queries and of the keys [T, 9] int32, and how many of either are parts; see ``ops.schedule``."""
+        return _schedule(self, device)
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         """``ValueError``, one line that says what differs, for tensors that do not fill the window."""
@@ -93,6 +98,23 @@ def _tables(window: Window, device: torch.device) -> tuple[Tensor, Tensor, Tenso
     return half_widths, key_weights, rows
 
 
+@lru_cache(maxsize=256)
+def _schedule(window: Window, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
+    neighbourhood = window.neighbourhood
+    columns = window.query_columns[1] - window.query_columns[0]
+    rows = window.query_rows[1] - window.query_rows[0]
+    nlon_out, nlon_in = neighbourhood.grid_out.nlon, neighbourhood.grid_in.nlon
+    first = np.full(rows, window.query_columns[0] % nlon_out)
+    queries = schedule.Rows(first, np.full(rows, columns), nlon_out)
+    keys = schedule.Rows(np.asarray(window.key_first), np.asarray(window.key_counts), nlon_in)
+    half_widths = neighbourhood.half_widths[slice(*window.query_rows), slice(*window.key_rows)]
+    of_queries, query_splits = schedule.tiles(half_widths, queries, keys)
+    of_keys, key_splits = schedule.tiles(half_widths.T, keys, queries)
+    with torch.inference_mode(False):
+        query_tiles, key_tiles = (torch.from_numpy(tiles).to(device) for tiles in (of_queries, of_keys))
+    return query_tiles, key_tiles, query_splits, key_splits
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, window: Window, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
     """Spherical attention of scaled queries ``q`` [B, N, Hq, Wq, D] over ``k`` [B, N, P, D], ``v`` [B, N, P, Dv].
 
@@ -110,7 +132,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window: Window, *, backend: str | No
 def operands(q: Tensor, k: Tensor, v: Tensor, window: Window, backend: str) -> tuple:
     """The arguments of the op: tensors and numbers only, as torch.library asks."""
     nlon_out, nlon_in = window.neighbourhood.grid_out.nlon, window.neighbourhood.grid_in.nlon
-    return q, k, v, *window.tables(q.device), nlon_out, nlon_in, window.query_columns[0], backend
+    numbers = nlon_out, nlon_in, window.query_columns[0]
+    if backend == "cuda":
+        return q, k, v, *window.tables(q.device), *numbers, backend, *window.schedule(q.device)
+    nothing = torch.empty(0, schedule.FIELDS, dtype=torch.int32, device=q.device)
+    return q, k, v, *window.tables(q.device), *numbers, backend, nothing, nothing, 0, 0
 
 
 def resolve_backend(backend: str | None, device: torch.device) -> str:
@@ -133,7 +159,8 @@ def resolve_backend(backend: str | None, device: torch.device) -> str:
 
 
 _TABLES = (
-    "Tensor half_widths, Tensor key_weights, Tensor key_rows, int nlon_out, int nlon_in, int first_column, str backend"
+    "Tensor half_widths, Tensor key_weights, Tensor key_rows, int nlon_out, int nlon_in, int first_column, "
+    "str backend, Tensor query_tiles, Tensor key_tiles, int query_splits, int key_splits"
 )
 # Defined by schema: torch.library.custom_op would import the compiler, seconds long, at the first call.
 torch.library.define("sfno_dist::attend", f"(Tensor q, Tensor k, Tensor v, {_TABLES}) -> (Tensor, Tensor)")
@@ -144,18 +171,25 @@ torch.library.define(
 )
 
 
+def _backend_arguments(rest: Sequence) -> tuple:
+    """(module, its arguments after the inputs) from the op's: the schedule is for the CUDA kernels alone."""
+    *tables, backend, query_tiles, key_tiles, query_splits, key_splits = rest
+    tiles = (query_tiles, key_tiles, query_splits, key_splits) if backend == "cuda" else ()
+    return BACKENDS[backend], (*tables, *tiles)
+
+
 @torch.library.impl("sfno_dist::attend", "default")
-def _attend(q, k, v, half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column, backend):
-    y, lse = BACKENDS[backend].forward(q, k, v, half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column)
+def _attend(q, k, v, *rest):
+    module, arguments = _backend_arguments(rest)
+    y, lse = module.forward(q, k, v, *arguments)
     return channels_last(y), lse
 
 
 @torch.library.impl("sfno_dist::attend_backward", "default")
-def _attend_backward(
-    dy, dlse, q, k, v, y, lse, half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column, backend, *needs
-):
-    tables = half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column
-    gradients = BACKENDS[backend].backward(dy, dlse, q, k, v, y, lse, *tables, *needs)
+def _attend_backward(dy, dlse, q, k, v, y, lse, *rest_and_needs):
+    *rest, needs_dq, needs_dkv = rest_and_needs
+    module, arguments = _backend_arguments(rest)
+    gradients = module.backward(dy, dlse, q, k, v, y, lse, *arguments, needs_dq, needs_dkv)
     # An op returns tensors only: an empty one stands for a gradient that nobody needs.
     return tuple(q.new_empty(0) if gradient is None else channels_last(gradient) for gradient in gradients)
 
@@ -166,19 +200,19 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    q, k, v, half_widths, key_weights, key_rows, *ctx.settings = inputs
+    q, k, v, half_widths, key_weights, key_rows, *numbers, query_tiles, key_tiles, query_splits, key_splits = inputs
+    ctx.numbers, ctx.splits = numbers, (query_splits, key_splits)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, *output, half_widths, key_weights, key_rows)
+    ctx.save_for_backward(q, k, v, *output, half_widths, key_weights, key_rows, query_tiles, key_tiles)
 
 
 def _gradient(ctx, dy: Tensor | None, dlse: Tensor | None):
-    q, k, v, y, lse, *tables = ctx.saved_tensors
+    q, k, v, y, lse, *tables, query_tiles, key_tiles = ctx.saved_tensors
+    rest = *tables, *ctx.numbers, query_tiles, key_tiles, *ctx.splits
     needs_dq, needs_dk, needs_dv = ctx.needs_input_grad[:3]
     dy = torch.zeros_like(y) if dy is None else dy
-    dq, dk, dv = torch.ops.sfno_dist.attend_backward(
-        dy, dlse, q, k, v, y, lse, *tables, *ctx.settings, needs_dq, needs_dk or needs_dv
-    )
-    return (dq if needs_dq else None, dk if needs_dk else None, dv if needs_dv else None) + (None,) * 7
+    dq, dk, dv = torch.ops.sfno_dist.attend_backward(dy, dlse, q, k, v, y, lse, *rest, needs_dq, needs_dk or needs_dv)
+    return (dq if needs_dq else None, dk if needs_dk else None, dv if needs_dv else None) + (None,) * len(rest)
 
 
 def _refuse_second_gradient(ctx, *gradients):

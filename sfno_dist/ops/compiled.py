@@ -31,7 +31,7 @@ class _Values(ctypes.Structure):
     ]
 
 
-class _Call(ctypes.Structure):
+class Call(ctypes.Structure):
     """sfno_dist_attention"""
 
     _fields_ = (
@@ -63,10 +63,10 @@ def forward(
     Returns y [B, N, Hq, Wq, Dv] in the dtype of q, laid out [B, Hq, Wq, N, Dv] in memory, and lse [B, N, Hq, Wq]
     in float32 (float64 for float64). ``RuntimeError`` when the library is missing, ``TypeError`` for other dtypes.
     """
-    q, k, v = (_channels_contiguous(x) for x in (q, k, v))
-    y = _empty_channels_last(q.shape[:-1] + v.shape[-1:], q)
+    q, k, v = (channels_contiguous(x) for x in (q, k, v))
+    y = empty_channels_last(q.shape[:-1] + v.shape[-1:], q)
     lse = torch.empty(q.shape[:-1], dtype=_accumulation_dtype(q.dtype))
-    call, kept = _call(q, k, v, y, lse, half_widths, key_weights, key_rows)
+    call, kept = make_call(q, k, v, y, lse, half_widths, key_weights, key_rows)
     call.query_nlon, call.key_nlon, call.first_column = nlon_out, nlon_in, first_column
     _run("sfno_dist_attention_forward", call)
     del kept
@@ -91,16 +91,16 @@ def backward(
     needs_dkv: bool,
 ) -> Gradients:
     """Gradients of q, k and v from those of y and lse, laid out like y; None for those that are not needed."""
-    dy, q, k, v, y = (_channels_contiguous(x) for x in (dy, q, k, v, y))
+    dy, q, k, v, y = (channels_contiguous(x) for x in (dy, q, k, v, y))
     lse = lse.contiguous()
     dlse = None if dlse is None else dlse.to(lse.dtype).contiguous()
     delta = torch.empty_like(lse)
-    dq = _empty_channels_last(q.shape, q) if needs_dq else None
-    dk, dv = (_empty_channels_last(x.shape, x) if needs_dkv else None for x in (k, v))
-    call, kept = _call(q, k, v, y, lse, half_widths, key_weights, key_rows)
+    dq = empty_channels_last(q.shape, q) if needs_dq else None
+    dk, dv = (empty_channels_last(x.shape, x) if needs_dkv else None for x in (k, v))
+    call, kept = make_call(q, k, v, y, lse, half_widths, key_weights, key_rows)
     call.query_nlon, call.key_nlon, call.first_column = nlon_out, nlon_in, first_column
     for name, tensor in (("dy", dy), ("dq", dq), ("dk", dk), ("dv", dv)):
-        setattr(call, name, _values(tensor))
+        setattr(call, name, values(tensor))
     call.dlse = None if dlse is None else dlse.data_ptr()
     call.delta = delta.data_ptr()
     _run("sfno_dist_attention_backward", call)
@@ -110,7 +110,7 @@ def backward(
 
 def description() -> str:
     """Where the library lies, which instruction sets it has and which one is in use. One line."""
-    path, library = _library_path(), _library()
+    path, library = _library_path(), load_library()
     chosen = library.sfno_dist_instruction_set()
     if chosen is None:
         raise RuntimeError(library.sfno_dist_message().decode())
@@ -118,7 +118,9 @@ def description() -> str:
     return f"{path}: built for {built.replace(' ', ', ')}; {chosen.decode()} in use"
 
 
-def _call(q, k, v, y, lse, half_widths, key_weights, key_rows) -> tuple[_Call, tuple[Tensor, ...]]:
+def make_call(
+    q, k, v, y, lse, half_widths, key_weights, key_rows, memory: str = "cpu"
+) -> tuple[Call, tuple[Tensor, ...]]:
     """The arguments common to both passes, and the tensors that must live as long as the call."""
     if q.dtype not in DTYPES or any(x.dtype != q.dtype for x in (k, v, y)):
         raise TypeError(
@@ -127,24 +129,25 @@ def _call(q, k, v, y, lse, half_widths, key_weights, key_rows) -> tuple[_Call, t
         )
     tables = (half_widths.to(torch.int32).contiguous(), key_weights.double().contiguous(), key_rows.long().contiguous())
     for tensor in (q, k, v, y, lse, *tables):
-        if tensor.device.type != "cpu":
-            raise TypeError(f"the compiled CPU kernels take CPU tensors, got one on {tensor.device}")
-    call = _Call(dtype=DTYPES[q.dtype], threads=torch.get_num_threads())
+        if tensor.device.type != memory:
+            name = memory.upper()
+            raise TypeError(f"the compiled {name} kernels take {name} tensors, got one on {tensor.device}")
+    call = Call(dtype=DTYPES[q.dtype], threads=torch.get_num_threads())
     call.batches, call.heads, call.query_rows, call.query_columns, call.depth = q.shape
     call.key_rows, call.key_points, call.value_depth = len(key_rows), k.shape[2], v.shape[-1]
     call.half_widths, call.key_weights, call.key_windows = (table.data_ptr() for table in tables)
-    call.q, call.k, call.v, call.y = (_values(x) for x in (q, k, v, y))
+    call.q, call.k, call.v, call.y = (values(x) for x in (q, k, v, y))
     call.lse = lse.data_ptr()
     return call, tables
 
 
-def _run(name: str, call: _Call) -> None:
-    library = _library()
+def _run(name: str, call: Call) -> None:
+    library = load_library()
     if getattr(library, name)(ctypes.byref(call)) != 0:
         raise RuntimeError(library.sfno_dist_message().decode())
 
 
-def _values(x: Tensor | None) -> _Values:
+def values(x: Tensor | None) -> _Values:
     """Address and strides of [B, N, rows, columns, channels] or [B, N, points, channels]."""
     if x is None:
         return _Values()
@@ -152,12 +155,12 @@ def _values(x: Tensor | None) -> _Values:
     return _Values(x.data_ptr(), batch, head, points[0], points[-1])
 
 
-def _channels_contiguous(x: Tensor) -> Tensor:
+def channels_contiguous(x: Tensor) -> Tensor:
     """``x`` itself where its channels follow one another in memory."""
-    return x if x.shape[-1] == 1 or x.stride(-1) == 1 else _empty_channels_last(x.shape, x).copy_(x)
+    return x if x.shape[-1] == 1 or x.stride(-1) == 1 else empty_channels_last(x.shape, x).copy_(x)
 
 
-def _empty_channels_last(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def empty_channels_last(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """[B, N, points..., channels] over memory [B, points..., N, channels], as linear maps read and write it."""
     batch, heads, *rest = shape
     return like.new_empty(batch, *rest[:-1], heads, rest[-1]).movedim(-2, 1)
@@ -188,14 +191,14 @@ def _library_path() -> Path:
 
 
 @lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
     path = _library_path()
     library = ctypes.CDLL(str(path))
     for name in ("sfno_dist_message", "sfno_dist_instruction_sets", "sfno_dist_instruction_set"):
         getattr(library, name).restype = ctypes.c_char_p
     for name in ("sfno_dist_attention_forward", "sfno_dist_attention_backward"):
-        getattr(library, name).argtypes = [ctypes.POINTER(_Call)]
+        getattr(library, name).argtypes = [ctypes.POINTER(Call)]
     library.sfno_dist_attention_size.restype = ctypes.c_int64
-    if library.sfno_dist_attention_size() != ctypes.sizeof(_Call):
+    if library.sfno_dist_attention_size() != ctypes.sizeof(Call):
         raise RuntimeError(f"{path} was built from another version of sfno-dist; run `pip install .` again")
     return library

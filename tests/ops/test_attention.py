@@ -245,5 +245,5 @@ def test_reference_agrees_with_pytorch_on_a_global_neighbourhood():
     expected = torch.nn.functional.scaled_dot_product_attention(
         q.flatten(2, 3), k, v, attn_mask=bias.expand(72, 72), scale=1.0
     )
-    y, _ = reference.forward(*operands(q, k, v, Window.whole(neighbourhood), "reference")[:-1])
+    y, _ = reference.forward(*operands(q, k, v, Window.whole(neighbourhood), "reference")[:9])
     torch.testing.assert_close(y.flatten(2, 3), expected, rtol=1e-12, atol=1e-12)
