@@ -1,6 +1,5 @@
 """The commands as a user gives them: train.py and sfno-dist, each in a process of its own."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,39 +10,21 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from training.commands import ROOT, sfno_dist, train
 
 from sfno_dist.training import checkpoint as checkpoints
 
-ROOT = Path(__file__).parents[2]
 NAVY = ROOT / "data" / "navy_winds_monthly_2.5deg.nc"
 TINY = ["experiment=smoke", "trainer.accelerator=cpu", "+trainer.limit_train_batches=3"]
 TINY += ["trainer.log_every_n_steps=1", "grid.latent.nlat=6", "grid.latent.nlon=12"]
-
-
-def run(command: list, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-
-
-def train(cwd: Path, *overrides: str, **environment: str) -> subprocess.CompletedProcess:
-    return run([sys.executable, ROOT / "train.py", *overrides], cwd, **environment)
-
-
-def sfno_dist(cwd: Path, *arguments, **environment: str) -> subprocess.CompletedProcess:
-    return run([sys.executable, "-m", "sfno_dist.cli", *arguments], cwd, **environment)
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> Path:
     """The folder of a short training run on the demo data."""
     cwd = tmp_path_factory.mktemp("trained")
-    done = train(cwd, *TINY)
+    command = [sys.executable, ROOT / "train.py", *TINY]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     (folder,) = (cwd / "runs" / "smoke").iterdir()
     (folder / "stdout.txt").write_text(done.stdout)

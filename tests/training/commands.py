@@ -1,0 +1,45 @@
+"""The commands of the project in processes forked from one that has imported everything: seconds less for each."""
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["sfno_dist.training.run", "sfno_dist.cli", "hydra", "tensorboard"])
+
+
+def train(cwd: Path, *overrides: str, **environment: str) -> subprocess.CompletedProcess:
+    """``python train.py *overrides`` in ``cwd``."""
+    return _run([ROOT / "train.py", *overrides], cwd, environment)
+
+
+def sfno_dist(cwd: Path, *arguments, **environment: str) -> subprocess.CompletedProcess:
+    """``sfno-dist *arguments`` in ``cwd``."""
+    return _run([ROOT / "sfno_dist" / "cli.py", *arguments], cwd, environment)
+
+
+def _run(words: list, cwd: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
+    words = [str(word) for word in words]
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / name for name in ("stdout", "stderr")]
+        process = CONTEXT.Process(target=_command, args=(words, cwd, environment, outputs))
+        process.start()
+        process.join(600)
+        process.kill()  # one that has not ended by now
+        process.join()
+        stdout, stderr = (path.read_text() for path in outputs)
+    return subprocess.CompletedProcess(words, process.exitcode, stdout, stderr)
+
+
+def _command(words: list[str], cwd: Path, environment: dict[str, str], outputs: list[Path]) -> None:
+    for stream, path in zip((1, 2), outputs, strict=True):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    os.chdir(cwd)
+    os.environ.update(environment)
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
