@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import shutil
 import subprocess
@@ -61,14 +62,17 @@ class CudaCase(Case):
         self.tiles = tiles_of(tables)
 
     def magnitudes(self):
-        """As for the CPU, and of y and dv; times the size of lse, at which exponents are rounded."""
+        """As for the CPU; in float32 of y, lse and dv too, and times the size that exponents are rounded at."""
+        if self.q.dtype != torch.float32:
+            return super().magnitudes()
         q, k, v, dy = (x.double() for x in (self.q, self.k, self.v, self.dy))
-        scores = torch.einsum("bnrod,bnpd->bnrop", q, k) + torch.where(self.mask, self.weights.log(), -torch.inf)
-        p = torch.softmax(scores, -1).nan_to_num()
+        products = torch.einsum("bnrod,bnpd->bnrop", q, k)
+        p = torch.softmax(products + torch.where(self.mask, self.weights.log(), -torch.inf), -1).nan_to_num()
         y, lse, _, _, dv = self.dense(torch.float64)
         sums = {"y": (p @ v.abs()[:, :, None], y), "dv": (torch.einsum("bnrop,bnrod->bnpd", p, dy.abs()), dv)}
         factors = {name: float(sum_.norm() / exact.norm().clamp_min(1e-30)) for name, (sum_, exact) in sums.items()}
-        size = 1.0 + float(lse[torch.isfinite(lse)].abs().max()) if torch.isfinite(lse).any() else 1.0
+        factors["lse"] = math.sqrt(lse.numel()) / float(lse[torch.isfinite(lse)].norm().clamp_min(1e-30))
+        size = 1.0 + float((products.abs() + self.weights.log().abs()).mul(self.mask).max()) if p.numel() else 1.0
         return {name: size * (1.0 + factor) for name, factor in (factors | super().magnitudes()).items()}
 
     def run(self, needs=(True, True)):
