@@ -44,7 +44,9 @@ class _Transpose(torch.autograd.Function):
         return _exchanged(gradient, *ctx.arguments), None, None, None, None
 
 
-def _exchanged(field: Tensor, mesh: ProcessMesh, axis: str, whole: tuple[int, Bounds], cut: tuple[int, Bounds]) -> Tensor:
+def _exchanged(
+    field: Tensor, mesh: ProcessMesh, axis: str, whole: tuple[int, Bounds], cut: tuple[int, Bounds]
+) -> Tensor:
     along_azimuth = axis == "azimuth"
     here = mesh.azimuth_index if along_azimuth else mesh.polar_index
     stride = 1 if along_azimuth else mesh.azimuth
@@ -60,7 +62,5 @@ def _exchanged(field: Tensor, mesh: ProcessMesh, axis: str, whole: tuple[int, Bo
         arrivals.append(field.new_empty(shape))
     arrivals[here] = pieces[here]
     others = [other for other in range(len(places)) if other != here]
-    Flight(
-        mesh, [(places[i], pieces[i]) for i in others], [(places[i], arrivals[i]) for i in others]
-    ).wait()
+    Flight(mesh, [(places[i], pieces[i]) for i in others], [(places[i], arrivals[i]) for i in others]).wait()
     return torch.cat(arrivals, whole[0])
