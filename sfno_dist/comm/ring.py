@@ -45,7 +45,9 @@ class Ring:
             total = contribution(owner, visitor)
             if total is None:
                 continue
-            if flight is not None:  # the same owner's sum so far, from the process that its chunk came from
+            if (
+                flight is not None and arriving is not None
+            ):  # the same owner's sum so far, from the process that its chunk came from
                 flight.wait()
                 total = total + arriving
             if self.size == 1:

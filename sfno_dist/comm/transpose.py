@@ -26,8 +26,8 @@ def transpose(
     own = whole[1][here + 1] - whole[1][here]
     if field.shape[whole[0]] != own or field.shape[cut[0]] != cut[1][-1] or len(cut[1]) != size + 1:
         raise ValueError(
-            f"transpose along {axis} ({size} processes) needs {own} in dim {whole[0]} and {cut[1][-1]} in dim {cut[0]}, "
-            f"cut into {size}, got shape {list(field.shape)} and bounds {cut[1]}"
+            f"transpose along {axis} ({size} processes) needs {own} in dim {whole[0]} and "
+            f"{cut[1][-1]} in dim {cut[0]}, cut into {size}, got shape {list(field.shape)} and bounds {cut[1]}"
         )
     return field if size == 1 else _Transpose.apply(field, mesh, axis, whole, cut)
 

@@ -123,15 +123,16 @@ class _AroundTheRing(torch.autograd.Function):
 
 
 Exchange = WholeGlobe | HaloAttention | RingAttention
-EXCHANGES = {"halo": HaloAttention, "ring": RingAttention}
+EXCHANGES: dict[str, type[HaloAttention] | type[RingAttention]] = {"halo": HaloAttention, "ring": RingAttention}
 
 
 def make_exchange(name: str, neighbourhood: Neighbourhood, keys: Decomposition, queries: Decomposition) -> Exchange:
     """The exchange called ``name``, planned for this tile; ``ValueError`` for another name."""
     if name not in EXCHANGES:
         raise ValueError(f"unknown exchange {name!r}; choose one of {', '.join(EXCHANGES)}")
-    kind = WholeGlobe if keys.mesh.globe_size == 1 else EXCHANGES[name]
-    return kind(neighbourhood, keys, queries)
+    if keys.mesh.globe_size == 1:
+        return WholeGlobe(neighbourhood, keys, queries)
+    return EXCHANGES[name](neighbourhood, keys, queries)
 
 
 def _window(

@@ -59,16 +59,17 @@ def lost(mesh: ProcessMesh, place: int, error: Exception) -> ProcessLostError:
     )
 
 
-def _send(mesh: ProcessMesh, message: torch.Tensor, place: int) -> dist.Work:
+def _send(mesh: ProcessMesh, message: torch.Tensor, place: int) -> dist.Work | None:
     return dist.isend(message, group=mesh.groups.control, group_dst=place)
 
 
-def _receive(mesh: ProcessMesh, message: torch.Tensor, place: int) -> dist.Work:
+def _receive(mesh: ProcessMesh, message: torch.Tensor, place: int) -> dist.Work | None:
     return dist.irecv(message, group=mesh.groups.control, group_src=place)
 
 
-def _wait(mesh: ProcessMesh, works: Mapping[int, dist.Work]) -> None:
+def _wait(mesh: ProcessMesh, works: Mapping[int, dist.Work | None]) -> None:
     for place, work in works.items():
+        assert work is not None  # only outside the group
         try:
             work.wait()
         except RuntimeError as error:

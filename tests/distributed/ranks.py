@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,23 +13,24 @@ import torch
 import torch.distributed as dist
 
 
-def run_ranks(size: int, work: Callable[..., Any], *arguments: Any, seconds: float = 120.0) -> list[Any]:
-    """What ``work(*arguments)`` returns on each of ``size`` ranks; an error's traceback as text in its place."""
+def run_ranks(size: int, work: Callable[..., Any], *arguments: Any, living: int | None = None) -> list[Any]:
+    """What ``work(*arguments)`` returns on each of ``size`` ranks; an error's traceback as text in its place.
+
+    ``living``: how many of them return anything, where one is to die.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "sfno_dist"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    # Kept by this process, as torchrun does, so that it outlives any rank.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     queue = context.Queue()
-    processes = [context.Process(target=_rank, args=(r, size, port, queue, work, arguments)) for r in range(size)]
+    processes = [context.Process(target=_rank, args=(r, size, store.port, queue, work, arguments)) for r in range(size)]
     for process in processes:
         process.start()
     results: list[Any] = ["ended without a result"] * size
     try:
-        for process in processes:
-            rank, result = queue.get(timeout=seconds)
+        for _ in range(size if living is None else living):
+            rank, result = queue.get(timeout=120)
             results[rank] = result
-            del process
     finally:
         for process in processes:
             process.join(5)
@@ -39,9 +39,9 @@ def run_ranks(size: int, work: Callable[..., Any], *arguments: Any, seconds: flo
 
 
 def _rank(rank: int, size: int, port: int, queue: Any, work: Callable[..., Any], arguments: tuple) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     try:
         queue.put((rank, work(*arguments)))
     except Exception:

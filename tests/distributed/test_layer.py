@@ -6,7 +6,8 @@ import torch.distributed as dist
 from golden_cases import NAMES, RESULTS, GoldenCase, largest_relative_error
 
 from distributed.ranks import run_ranks
-from sfno_dist import Decomposition, Grid, ProcessMesh, SphericalAttention, SphericalTransformer
+from sfno_dist import Decomposition, Grid, Neighbourhood, ProcessMesh, SphericalAttention, SphericalTransformer
+from sfno_dist.layers.exchange import make_exchange
 
 MESHES = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (3, 2), (1, 3)]
 ODD = Grid("equiangular", 13, 24), Grid("equiangular", 19, 40), Grid("legendre-gauss", 17, 30)
@@ -81,21 +82,16 @@ def test_every_tile_is_that_of_one_process(polar, azimuth):
 
 
 def golden_errors(polar, azimuth):
-    from sfno_dist.geometry import Neighbourhood
-    from sfno_dist.layers.exchange import make_exchange
-
     mesh, errors = ProcessMesh(1, polar, azimuth, timeout_s=60), {}
     for name in NAMES:
         for exchange in ("halo", "ring"):
             case = GoldenCase.load(name)
-            heads = 4 if "heads4" in name else 1
             keys, queries = Decomposition(case.grid_in, mesh), Decomposition(case.grid_out, mesh)
-            attention = make_exchange(
-                exchange, Neighbourhood(case.grid_in, case.grid_out, case.theta_cutoff), keys, queries
-            )
+            neighbourhood = Neighbourhood(case.grid_in, case.grid_out, case.theta_cutoff)
+            attention = make_exchange(exchange, neighbourhood, keys, queries)
             tiles = [cut(x, t).requires_grad_() for x, t in ((case.q, queries), (case.k, keys), (case.v, keys))]
-            y = attention(*(x.unflatten(1, (heads, -1)).movedim(2, -1) for x in tiles), None)
-            y = y.movedim(-1, 2).flatten(1, 2)
+            y = attention(*(x.movedim(1, -1).unsqueeze(1) for x in tiles), None)
+            y = y.squeeze(1).movedim(-1, 1)
             y.backward(cut(case.dy, queries))
             got = dict(zip(RESULTS, (y, *(x.grad for x in tiles)), strict=True))
             for key, tile in zip(RESULTS, (queries, queries, keys, keys), strict=True):
