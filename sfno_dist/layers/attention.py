@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sfno_dist.geometry import Grid, Neighbourhood
-from sfno_dist.ops.attend import Window, attend, resolve_backend
-from sfno_dist.ops.functional import check_field, merge_heads, split_heads
+from sfno_dist.layers.exchange import make_exchange
+from sfno_dist.mesh import Decomposition, ProcessMesh
+from sfno_dist.ops.attend import as_autocast, resolve_backend
+from sfno_dist.ops.functional import merge_heads, split_heads
 
 
 class SphericalAttention(nn.Module):
@@ -26,6 +28,9 @@ class SphericalAttention(nn.Module):
         k_channels, out_channels: channels of query/key and of value/output, all heads together; ``in_channels``.
         qk_norm: root-mean-square normalisation of each head's query and key, times 1 + weight.
         scale: factor on the query; 1 / sqrt(k_channels / num_heads) by default.
+        mesh: the processes that share the globe; fields are then tiles of it. One process by default.
+        exchange: how keys come from other tiles: "halo" brings just the columns that arcs touch, "ring" passes all
+            of a latitude band around in chunks. Both are exact.
         backend: how the operation is computed; see ``ops.attend``.
 
     Parameters are named and shaped as in torch-harmonics' ``NeighborhoodAttentionS2``, whose state dicts load.
@@ -45,6 +50,8 @@ class SphericalAttention(nn.Module):
         bias: bool = True,
         qk_norm: bool = False,
         scale: float | None = None,
+        mesh: ProcessMesh | None = None,
+        exchange: str = "halo",
         backend: str | None = None,
     ) -> None:
         super().__init__()
@@ -56,7 +63,18 @@ class SphericalAttention(nn.Module):
             if num_heads < 1 or channels % num_heads:
                 raise ValueError(f"num_heads={num_heads} does not divide {name}={channels}; choose one that does")
         self.neighbourhood = Neighbourhood(grid_in, grid_out, theta_cutoff)
-        self.window = Window.whole(self.neighbourhood)
+        self.mesh = ProcessMesh() if mesh is None else mesh
+        self.keys = Decomposition(self.neighbourhood.grid_in, self.mesh)
+        self.queries = Decomposition(self.neighbourhood.grid_out, self.mesh)
+        self.mesh.agree(
+            {
+                "mesh": (self.mesh, self.mesh.row_balance),
+                "neighbourhood": self.neighbourhood,
+                "exchange": exchange,
+                "channels": (in_channels, k_channels, out_channels, num_heads),
+            }
+        )
+        self.exchange = make_exchange(exchange, self.neighbourhood, self.keys, self.queries)
         self.num_heads = num_heads
         self.scale = (k_channels // num_heads) ** -0.5 if scale is None else scale
         self.backend = backend
@@ -92,18 +110,30 @@ class SphericalAttention(nn.Module):
     def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Tensor:
         """query [B, C, nlat_out, nlon_out]; key, value [B, C, nlat_in, nlon_in], the query by default.
 
-        Returns [B, out_channels, nlat_out, nlon_out].
+        Returns [B, out_channels, nlat_out, nlon_out]; all of them this process's tile of the fields.
         """
         key = query if key is None else key
         value = key if value is None else value
-        grid_in, grid_out = self.neighbourhood.grid_in, self.neighbourhood.grid_out
-        for name, field, grid in (("query", query, grid_out), ("key", key, grid_in), ("value", value, grid_in)):
-            check_field(field, grid, name)
+        self._check(query, key, value)
         q = self._heads(query, self.q_weights, self.q_bias, self.q_norm_weights) * self.scale
         k = self._heads(key, self.k_weights, self.k_bias, self.k_norm_weights)
         v = self._heads(value, self.v_weights, self.v_bias, None)
-        y, _ = attend(q, k.flatten(2, 3), v.flatten(2, 3), self.window, backend=self.backend)
+        y = self.exchange(q, k, v, self.backend)
         return F.linear(merge_heads(y), self.proj_weights.flatten(1), self.proj_bias).movedim(-1, 1)
+
+    def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """``ValueError`` on all processes alike for fields that fit no tile or differ between processes."""
+        facts: dict[str, object] = {}
+        problem = None
+        for name, field, tile in (("query", query, self.queries), ("key", key, self.keys), ("value", value, self.keys)):
+            facts[name] = tuple(field.shape[:2]), field.dtype, as_autocast(field[:0]).dtype, field.requires_grad
+            try:
+                tile.check(field, name)
+            except ValueError as error:
+                problem = problem or str(error)
+        facts["trained parameters"] = [name for name, p in self.named_parameters() if p.requires_grad]
+        facts["gradients"] = torch.is_grad_enabled()
+        self.mesh.agree(facts, problem)
 
     def _heads(self, field: Tensor, weights: Tensor, bias: Tensor | None, norm_weights: Tensor | None) -> Tensor:
         """[B, C, H, W] -> [B, N, H, W, D], mapped over the channels and normalised where asked."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from sfno_dist.geometry import Grid
 from sfno_dist.layers.attention import SphericalAttention
 from sfno_dist.layers.pointwise import ChannelNorm, Mlp
+from sfno_dist.mesh import ProcessMesh
 
 
 class TransformerBlock(nn.Module):
@@ -20,12 +21,21 @@ class TransformerBlock(nn.Module):
         num_heads: int,
         hidden_channels: int,
         theta_cutoff: float | None = None,
+        mesh: ProcessMesh | None = None,
+        exchange: str = "halo",
         backend: str | None = None,
     ) -> None:
         super().__init__()
         self.attention_norm = ChannelNorm(channels)
         self.attention = SphericalAttention(
-            channels, grid, num_heads=num_heads, theta_cutoff=theta_cutoff, qk_norm=True, backend=backend
+            channels,
+            grid,
+            num_heads=num_heads,
+            theta_cutoff=theta_cutoff,
+            qk_norm=True,
+            mesh=mesh,
+            exchange=exchange,
+            backend=backend,
         )
         self.mlp_norm = ChannelNorm(channels)
         self.mlp = Mlp(channels, hidden_channels)

@@ -1,5 +1,6 @@
-"""Process layouts. Only here are process groups made."""
+"""Process layouts and the tiles that they cut. Only here are process groups made."""
 
-from sfno_dist.mesh.process_mesh import ProcessMesh
+from sfno_dist.mesh.decomposition import Decomposition
+from sfno_dist.mesh.process_mesh import ProcessLostError, ProcessMesh
 
-__all__ = ["ProcessMesh"]
+__all__ = ["Decomposition", "ProcessLostError", "ProcessMesh"]

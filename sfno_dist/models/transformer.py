@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sfno_dist.geometry import Grid
 from sfno_dist.layers import ChannelNorm, PointwiseLinear, PositionEmbedding, SphericalAttention, TransformerBlock
+from sfno_dist.mesh import ProcessMesh
 
 
 class SphericalTransformer(nn.Module):
@@ -18,6 +19,7 @@ class SphericalTransformer(nn.Module):
         grid: of input and output.
         latent_grid: on which the ``depth`` blocks work, ``embed_channels`` wide.
         latent_cutoff: great-circle radius in radians of the blocks' attention; default as in ``Neighbourhood``.
+        mesh, exchange: the processes that share the globe, see ``SphericalAttention``; fields are then its tiles.
 
     The last map starts at zero, so that an untrained model predicts no change.
     """
@@ -34,13 +36,15 @@ class SphericalTransformer(nn.Module):
         num_heads: int = 4,
         mlp_ratio: float = 2.0,
         latent_cutoff: float | None = None,
+        mesh: ProcessMesh | None = None,
+        exchange: str = "halo",
         backend: str | None = None,
     ) -> None:
         super().__init__()
         width = embed_channels
-        heads: Any = {"num_heads": num_heads, "backend": backend}
+        heads: Any = {"num_heads": num_heads, "mesh": mesh, "exchange": exchange, "backend": backend}
         self.lift = PointwiseLinear(in_channels, width)
-        self.latent_position = PositionEmbedding(width, latent_grid)
+        self.latent_position = PositionEmbedding(width, latent_grid, mesh=mesh)
         self.down = SphericalAttention(width, grid, latent_grid, **heads)
         self.blocks = nn.ModuleList(
             TransformerBlock(

@@ -2,5 +2,6 @@
 
 from sfno_dist.ops.attend import Window, attend
 from sfno_dist.ops.functional import spherical_attention
+from sfno_dist.ops.merge import merge
 
-__all__ = ["Window", "attend", "spherical_attention"]
+__all__ = ["Window", "attend", "merge", "spherical_attention"]

@@ -122,11 +122,36 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window: Window, *, backend: str | No
     y [B, N, Hq, Wq, Dv] and lse [B, N, Hq, Wq]; partial results over disjoint key sets merge from the two, and a
     query without keys in the window has y = 0 and lse = -inf. ``backend`` as in ``resolve_backend``.
     """
-    device = q.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and q.dtype != torch.float64:
-        q, k, v = (x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
+    q, k, v = (as_autocast(x) for x in (q, k, v))
     window.check(q, k, v)
     return torch.ops.sfno_dist.attend(*operands(q, k, v, window, resolve_backend(backend, q.device)))
+
+
+def attend_backward(
+    dy: Tensor,
+    result: tuple[Tensor, Tensor],
+    qkv: tuple[Tensor, Tensor, Tensor],
+    window: Window,
+    *,
+    backend: str | None = None,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv from ``dy``, where ``result`` is (y, lse) over all keys and k, v those of one window.
+
+    What the windows of disjoint key sets give adds up to the gradients over all keys. ``needs``: dq; dk and dv. A
+    gradient that is not needed is an empty tensor.
+    """
+    q, k, v = qkv
+    _, _, _, *settings = operands(q, k, v, window, resolve_backend(backend, q.device))
+    return torch.ops.sfno_dist.attend_backward(dy, None, q, k, v, *result, *settings, *needs)
+
+
+def as_autocast(x: Tensor) -> Tensor:
+    """``x`` in the dtype that autocast computes in, where it is on; float64 stays."""
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        return x.to(torch.get_autocast_dtype(device))
+    return x
 
 
 def operands(q: Tensor, k: Tensor, v: Tensor, window: Window, backend: str) -> tuple:

@@ -66,7 +66,8 @@ def backward(
     for r, keys, bias in _rows_within_reach(q, half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column):
         q_row, dy_row = q[:, :, r].to(wide), dy[:, :, r].to(wide)
         k_row, v_row = k[:, :, keys].to(wide), v[:, :, keys].to(wide)
-        p, _ = _probabilities(q_row, k_row, bias)
+        # The lse given may be that over more keys than the window's.
+        p = torch.exp(q_row @ k_row.mT + bias - _finite(lse[:, :, r])[..., None])
         # ds_ij = p_ij (dy_i . v_j - delta_i)  [B, N, Wq, keys]
         ds = p * (dy_row @ v_row.mT - delta[:, :, r, :, None])
         dq[:, :, r] = ds @ k_row
@@ -89,8 +90,12 @@ def _probabilities(q: Tensor, k: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     scores = q @ k.mT + bias
     lse = torch.logsumexp(scores, dim=-1)
     # A query without a neighbour in this window has lse = -inf and probabilities 0, not NaN.
-    p = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None])
-    return p, lse
+    return torch.exp(scores - _finite(lse)[..., None]), lse
+
+
+def _finite(lse: Tensor) -> Tensor:
+    """0 for the -inf of a query without a neighbour, whose scores are all -inf."""
+    return lse.masked_fill(lse == -torch.inf, 0.0)
 
 
 def _rows_within_reach(

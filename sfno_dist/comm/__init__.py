@@ -1,0 +1,9 @@
+"""Linear operators between the processes of one globe, each with its adjoint. Knows no sphere and no attention."""
+
+from sfno_dist.comm.halo import Gather
+from sfno_dist.comm.plan import Plan, Reach, halo_plan, latitude_plan
+from sfno_dist.comm.reduce import sum_over_globe
+from sfno_dist.comm.ring import Ring
+from sfno_dist.comm.transpose import transpose
+
+__all__ = ["Gather", "Plan", "Reach", "Ring", "halo_plan", "latitude_plan", "sum_over_globe", "transpose"]

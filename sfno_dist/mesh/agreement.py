@@ -1,0 +1,95 @@
+"""What processes must hold in common, checked before it can hang them, and which of them was lost when one is."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+if TYPE_CHECKING:
+    from sfno_dist.mesh.process_mesh import ProcessMesh
+
+DIGEST_BYTES = 32
+NOTE = "sfno_dist/lost"
+
+
+class ProcessLostError(RuntimeError):
+    """Another process ended, or did not answer in time. Names its rank."""
+
+
+def agree(mesh: ProcessMesh, facts: Mapping[str, object], problem: str | None) -> None:
+    """See ``ProcessMesh.agree``. Sends a digest to the first process of the globe, which answers all of them."""
+    text = repr((sorted(facts.items()), problem))
+    mine = torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
+    fine = torch.zeros(1, dtype=torch.uint8)
+    if mesh.place == 0:
+        others = torch.empty(mesh.globe_size, DIGEST_BYTES, dtype=torch.uint8)
+        others[0] = mine
+        _wait(mesh, {place: _receive(mesh, others[place], place) for place in range(1, mesh.globe_size)})
+        fine[0] = problem is None and bool((others == mine).all())
+        _wait(mesh, {place: _send(mesh, fine, place) for place in range(1, mesh.globe_size)})
+    else:
+        _wait(mesh, {0: _send(mesh, mine, 0)})
+        _wait(mesh, {0: _receive(mesh, fine, 0)})
+    if not fine[0]:
+        _raise_what_differs(mesh, {name: str(value) for name, value in facts.items()}, problem)
+
+
+def lost(mesh: ProcessMesh, place: int, error: Exception) -> ProcessLostError:
+    """The error for a transfer with process ``place`` of the globe that failed.
+
+    A process that fails ends too and breaks its own transfers, so the first to notice leaves a note for the others.
+    """
+    peer = mesh.rank_of(place)
+    first, noticed_by = peer, mesh.rank
+    with contextlib.suppress(Exception):  # the note is lost where the process that kept the store is the lost one
+        note = f"{peer},{mesh.rank}"
+        first, noticed_by = map(int, _get_default_store().compare_set(NOTE, "", note).decode().split(","))
+    return ProcessLostError(
+        f"process {mesh.rank} lost process {first}"
+        + (f" (noticed first by process {noticed_by})" if noticed_by != mesh.rank else "")
+        + f": it ended or did not answer within {mesh.timeout_s:g} s; see its own output for the cause. "
+        f"The transfer with process {peer} failed with: {str(error).splitlines()[0]}"
+    )
+
+
+def _send(mesh: ProcessMesh, message: torch.Tensor, place: int) -> dist.Work | None:
+    return dist.isend(message, group=mesh.groups.control, group_dst=place)
+
+
+def _receive(mesh: ProcessMesh, message: torch.Tensor, place: int) -> dist.Work | None:
+    return dist.irecv(message, group=mesh.groups.control, group_src=place)
+
+
+def _wait(mesh: ProcessMesh, works: Mapping[int, dist.Work | None]) -> None:
+    for place, work in works.items():
+        assert work is not None  # only outside the group
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise lost(mesh, place, error) from error
+
+
+def _raise_what_differs(mesh: ProcessMesh, facts: dict[str, str], problem: str | None) -> None:
+    """Collects what every process holds and raises one text on all of them."""
+    everybody: list = [None] * mesh.globe_size
+    dist.all_gather_object(everybody, (facts, problem), group=mesh.groups.control)
+    problems = [f"process {mesh.rank_of(place)}: {p}" for place, (_, p) in enumerate(everybody) if p is not None]
+    if problems:
+        raise ValueError("; ".join(problems))
+    lines = []
+    for name in sorted({name for held, _ in everybody for name in held}):
+        holders = defaultdict(list)
+        for place, (held, _) in enumerate(everybody):
+            holders[held.get(name, "nothing")].append(str(mesh.rank_of(place)))
+        if len(holders) > 1:
+            lines.append(f"{name} is " + " but ".join(f"{v} on process {', '.join(p)}" for v, p in holders.items()))
+    raise ValueError(
+        f"the processes of one globe must work on the same thing, but {'; '.join(lines)}; give all of them the same"
+    )
