@@ -29,7 +29,7 @@ def run_ranks(size: int, work: Callable[..., Any], *arguments: Any, living: int 
     results: list[Any] = ["ended without a result"] * size
     try:
         for _ in range(size if living is None else living):
-            rank, result = queue.get(timeout=120)
+            rank, result = queue.get(timeout=600)
             results[rank] = result
     finally:
         for process in processes:
@@ -41,7 +41,7 @@ def run_ranks(size: int, work: Callable[..., Any], *arguments: Any, living: int 
 def _rank(rank: int, size: int, port: int, queue: Any, work: Callable[..., Any], arguments: tuple) -> None:
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=300))
     try:
         queue.put((rank, work(*arguments)))
     except Exception:

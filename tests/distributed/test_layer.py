@@ -28,7 +28,7 @@ def cut(field, tile):
 
 def layer_errors(polar, azimuth):
     """Largest differences from one process, by case, exchange and frozen part."""
-    mesh = ProcessMesh(1, polar, azimuth, timeout_s=60)
+    mesh = ProcessMesh(1, polar, azimuth, timeout_s=300)
     errors = {}
     for number, (keys, queries, options) in enumerate(CASES):
         for exchange in ("halo", "ring"):
@@ -82,7 +82,7 @@ def test_every_tile_is_that_of_one_process(polar, azimuth):
 
 
 def golden_errors(polar, azimuth):
-    mesh, errors = ProcessMesh(1, polar, azimuth, timeout_s=60), {}
+    mesh, errors = ProcessMesh(1, polar, azimuth, timeout_s=300), {}
     for name in NAMES:
         for exchange in ("halo", "ring"):
             case = GoldenCase.load(name)
@@ -108,7 +108,7 @@ def test_golden_cases(polar, azimuth):
 
 
 def step_error(exchange):
-    mesh = ProcessMesh(1, 2, 2, timeout_s=60)
+    mesh = ProcessMesh(1, 2, 2, timeout_s=300)
     grid, latent = ODD[0], Grid("legendre-gauss", 6, 12)
     torch.manual_seed(0)
     settings = {"embed_channels": 8, "depth": 2, "num_heads": 2}

@@ -31,7 +31,7 @@ def adjoint_gap(operator, *inputs):
 
 
 def operator_gaps(polar, azimuth):
-    mesh, gaps = ProcessMesh(1, polar, azimuth, timeout_s=60), {}
+    mesh, gaps = ProcessMesh(1, polar, azimuth, timeout_s=300), {}
     torch.manual_seed(mesh.rank)
     for shape_in, shape_out, cutoff in (((13, 24), (13, 24), 0.3), ((19, 40), (7, 15), 0.5), ((9, 17), (12, 30), 4.0)):
         grid_in, grid_out = Grid("equiangular", *shape_in), Grid("equiangular-offset", *shape_out)
@@ -75,7 +75,7 @@ def test_a_halo_is_a_thirtieth_of_a_ring_at_a_quarter_of_a_degree():
 
 
 def mismatches():
-    mesh, grid, messages = ProcessMesh(1, 2, 2, timeout_s=60), Grid("equiangular", 13, 24), []
+    mesh, grid, messages = ProcessMesh(1, 2, 2, timeout_s=300), Grid("equiangular", 13, 24), []
     layer = SphericalAttention(4, grid, mesh=mesh)
     shape = layer.queries.tile_shape
     odd = mesh.rank == 3
@@ -119,7 +119,7 @@ def test_a_process_that_dies_is_named_by_the_others_in_time():
 
 
 def trace_of_a_halo():
-    mesh, events = ProcessMesh(1, 1, 2, timeout_s=60), []
+    mesh, events = ProcessMesh(1, 1, 2, timeout_s=300), []
     layer = SphericalAttention(4, Grid("equiangular", 13, 24), mesh=mesh)
     attend, start, wait = exchanges.attend, Flight.__init__, Flight.wait
     received = []
