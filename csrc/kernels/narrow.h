@@ -164,7 +164,6 @@ template <class S, Pass PASS> class Narrow {
             });
             if (missing > 0) pattern.west = 0, pattern.east = -1;  // what a window lacks does not turn
         }
-        if (pattern.west > pattern.east) pattern.west = 0, pattern.east = -1;
         for (int j = pattern.count; pattern.count > 0 && j < pattern.count + VL; ++j) {
             for (int i = 0; i < 2; ++i) pattern.offset[i][j] = pattern.offset[i][0];
             pattern.factor[j] = T(0), pattern.statistic[j] = pattern.statistic[0];
@@ -220,11 +219,10 @@ template <class S, Pass PASS> class Narrow {
             if constexpr (kKeys) {
                 alignas(kVectorBytes) T gathered[2][VL];
                 for (int i = 0; i < VL; ++i) {
-                    gathered[0][i] = lse[pattern.statistic[j + i] + turned];
+                    gathered[0][i] = finite_lse(lse[pattern.statistic[j + i] + turned]);
                     gathered[1][i] = delta[pattern.statistic[j + i] + turned];
                 }
                 log_sum = load(gathered[0]), less = load(gathered[1]);
-                log_sum = log_sum == -kInfinity<T> ? splat(kInfinity<T>) : log_sum;
             }
             const Vector<T> weight = own_weight * load(pattern.factor + j);
             const Vector<T> p = weight * exponential(load(score + j) - log_sum);

@@ -61,6 +61,7 @@ class Reach:
         needed = np.nonzero(self.widths[place // self.keys.mesh.azimuth] >= 0)[0]
         return int(needed[0]), int(needed[-1]) + 1
 
+    @cached_property
     def spans(self) -> tuple[Spans, Spans]:
         """Two runs of columns in each key row that hold all that this tile touches of other tiles.
 
@@ -155,7 +156,7 @@ def halo_plan(reach: Reach) -> Plan:
     """For the points that a tile's arcs touch beyond the tile, gathered in ``Reach.spans`` row after row."""
     position = np.full(reach.neighbourhood.grid_in.shape, -1, dtype=np.int64)
     points = 0
-    for first, count in reach.spans():
+    for first, count in reach.spans:
         starts = points + np.cumsum(count) - count
         # Distance eastward from the first column of the run   [nlat_in, nlon_in]
         along = (np.arange(position.shape[1])[None, :] - first[:, None]) % position.shape[1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -38,7 +39,7 @@ class HaloAttention:
         self.own = _window(neighbourhood, keys, queries)
         self.beyond = [
             _window(neighbourhood, keys, queries, rows=(0, neighbourhood.grid_in.nlat), spans=(tuple(f), tuple(n)))
-            for f, n in ((first.tolist(), count.tolist()) for first, count in reach.spans())
+            for f, n in (np.stack(spans).tolist() for spans in reach.spans)
         ]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, backend: str | None) -> Tensor:

@@ -160,8 +160,7 @@ def operands(q: Tensor, k: Tensor, v: Tensor, window: Window, backend: str) -> t
     numbers = nlon_out, nlon_in, window.query_columns[0]
     if backend == "cuda":
         return q, k, v, *window.tables(q.device), *numbers, backend, *window.schedule(q.device)
-    nothing = torch.empty(0, schedule.FIELDS, dtype=torch.int32, device=q.device)
-    return q, k, v, *window.tables(q.device), *numbers, backend, nothing, nothing, 0, 0
+    return q, k, v, *window.tables(q.device), *numbers, backend, None, None, 0, 0
 
 
 def resolve_backend(backend: str | None, device: torch.device) -> str:
@@ -185,7 +184,7 @@ def resolve_backend(backend: str | None, device: torch.device) -> str:
 
 _TABLES = (
     "Tensor half_widths, Tensor key_weights, Tensor key_rows, int nlon_out, int nlon_in, int first_column, "
-    "str backend, Tensor query_tiles, Tensor key_tiles, int query_splits, int key_splits"
+    "str backend, Tensor? query_tiles, Tensor? key_tiles, int query_splits, int key_splits"
 )
 # Defined by schema: torch.library.custom_op would import the compiler, seconds long, at the first call.
 torch.library.define("sfno_dist::attend", f"(Tensor q, Tensor k, Tensor v, {_TABLES}) -> (Tensor, Tensor)")

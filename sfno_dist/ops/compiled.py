@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import importlib.metadata
 import os
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,6 +22,7 @@ LIBRARY_NAME = "libsfno_dist_kernels"
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+Kept = tuple[Tensor | None, ...]  # whose memory a call names
 
 
 class _Values(ctypes.Structure):
@@ -63,14 +65,11 @@ def forward(
     Returns y [B, N, Hq, Wq, Dv] in the dtype of q, laid out [B, Hq, Wq, N, Dv] in memory, and lse [B, N, Hq, Wq]
     in float32 (float64 for float64). ``RuntimeError`` when the library is missing, ``TypeError`` for other dtypes.
     """
-    q, k, v = (channels_contiguous(x) for x in (q, k, v))
-    y = empty_channels_last(q.shape[:-1] + v.shape[-1:], q)
-    lse = torch.empty(q.shape[:-1], dtype=_accumulation_dtype(q.dtype))
-    call, kept = make_call(q, k, v, y, lse, half_widths, key_weights, key_rows)
-    call.query_nlon, call.key_nlon, call.first_column = nlon_out, nlon_in, first_column
+    tables = half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column
+    call, results, kept = forward_call(q, k, v, tables, memory="cpu")
     _run("sfno_dist_attention_forward", call)
     del kept
-    return y, lse
+    return results
 
 
 def backward(
@@ -91,21 +90,14 @@ def backward(
     needs_dkv: bool,
 ) -> Gradients:
     """Gradients of q, k and v from those of y and lse, laid out like y; None for those that are not needed."""
-    dy, q, k, v, y = (channels_contiguous(x) for x in (dy, q, k, v, y))
-    lse = lse.contiguous()
-    dlse = None if dlse is None else dlse.to(lse.dtype).contiguous()
-    delta = torch.empty_like(lse)
-    dq = empty_channels_last(q.shape, q) if needs_dq else None
-    dk, dv = (empty_channels_last(x.shape, x) if needs_dkv else None for x in (k, v))
-    call, kept = make_call(q, k, v, y, lse, half_widths, key_weights, key_rows)
-    call.query_nlon, call.key_nlon, call.first_column = nlon_out, nlon_in, first_column
-    for name, tensor in (("dy", dy), ("dq", dq), ("dk", dk), ("dv", dv)):
-        setattr(call, name, values(tensor))
-    call.dlse = None if dlse is None else dlse.data_ptr()
+    tables = half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column
+    inputs = dy, dlse, q, k, v, y, lse
+    call, gradients, kept = backward_call(inputs, tables, (needs_dq, needs_dkv), memory="cpu")
+    delta = torch.empty(lse.shape, dtype=lse.dtype)
     call.delta = delta.data_ptr()
     _run("sfno_dist_attention_backward", call)
     del kept
-    return dq, dk, dv
+    return gradients
 
 
 def description() -> str:
@@ -118,27 +110,62 @@ def description() -> str:
     return f"{path}: built for {built.replace(' ', ', ')}; {chosen.decode()} in use"
 
 
-def make_call(
-    q, k, v, y, lse, half_widths, key_weights, key_rows, memory: str = "cpu"
-) -> tuple[Call, tuple[Tensor, ...]]:
-    """The arguments common to both passes, and the tensors that must live as long as the call."""
+def forward_call(
+    q: Tensor, k: Tensor, v: Tensor, tables: Sequence, *, memory: str
+) -> tuple[Call, tuple[Tensor, Tensor], Kept]:
+    """The call of a forward pass on tensors in ``memory``, y and lse that it fills, and what must live until then.
+
+    ``tables``: what ``forward`` takes after q, k and v.
+    """
+    q, k, v = (_channels_contiguous(x) for x in (q, k, v))
+    y = _empty_channels_last(q.shape[:-1] + v.shape[-1:], q)
+    lse = q.new_empty(q.shape[:-1], dtype=_accumulation_dtype(q.dtype))
+    call, kept = _call(q, k, v, y, lse, tables, memory)
+    return call, (y, lse), kept
+
+
+def backward_call(
+    inputs: Sequence, tables: Sequence, needs: tuple[bool, bool], *, memory: str
+) -> tuple[Call, Gradients, Kept]:
+    """The call of a backward pass, dq, dk and dv that it fills, and what must live until then; delta is not set.
+
+    ``inputs``: dy, dlse, q, k, v, y, lse. ``needs``: dq; dk and dv.
+    """
+    dy, dlse, q, k, v, y, lse = inputs
+    dy, q, k, v, y = (_channels_contiguous(x) for x in (dy, q, k, v, y))
+    lse = lse.contiguous()
+    dlse = None if dlse is None else dlse.to(lse.dtype).contiguous()
+    dq = _empty_channels_last(q.shape, q) if needs[0] else None
+    dk, dv = (_empty_channels_last(x.shape, x) if needs[1] else None for x in (k, v))
+    call, kept = _call(q, k, v, y, lse, tables, memory)
+    for name, tensor in (("dy", dy), ("dq", dq), ("dk", dk), ("dv", dv)):
+        setattr(call, name, _values(tensor))
+    call.dlse = None if dlse is None else dlse.data_ptr()
+    return call, (dq, dk, dv), (*kept, dy, dlse)
+
+
+def _call(q, k, v, y, lse, tables: Sequence, memory: str) -> tuple[Call, Kept]:
+    """The arguments common to both passes."""
     if q.dtype not in DTYPES or any(x.dtype != q.dtype for x in (k, v, y)):
         raise TypeError(
             f"the compiled kernels take float32, float64, bfloat16 or float16, one for all; got q {q.dtype}, "
             f"k {k.dtype}, v {v.dtype}"
         )
-    tables = (half_widths.to(torch.int32).contiguous(), key_weights.double().contiguous(), key_rows.long().contiguous())
-    for tensor in (q, k, v, y, lse, *tables):
+    half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column = tables
+    arrays = (half_widths.to(torch.int32).contiguous(), key_weights.double().contiguous(), key_rows.long().contiguous())
+    kept = (q, k, v, y, lse, *arrays)
+    for tensor in kept:
         if tensor.device.type != memory:
             name = memory.upper()
             raise TypeError(f"the compiled {name} kernels take {name} tensors, got one on {tensor.device}")
     call = Call(dtype=DTYPES[q.dtype], threads=torch.get_num_threads())
     call.batches, call.heads, call.query_rows, call.query_columns, call.depth = q.shape
     call.key_rows, call.key_points, call.value_depth = len(key_rows), k.shape[2], v.shape[-1]
-    call.half_widths, call.key_weights, call.key_windows = (table.data_ptr() for table in tables)
-    call.q, call.k, call.v, call.y = (values(x) for x in (q, k, v, y))
+    call.query_nlon, call.key_nlon, call.first_column = nlon_out, nlon_in, first_column
+    call.half_widths, call.key_weights, call.key_windows = (array.data_ptr() for array in arrays)
+    call.q, call.k, call.v, call.y = (_values(x) for x in (q, k, v, y))
     call.lse = lse.data_ptr()
-    return call, tables
+    return call, kept
 
 
 def _run(name: str, call: Call) -> None:
@@ -147,7 +174,7 @@ def _run(name: str, call: Call) -> None:
         raise RuntimeError(library.sfno_dist_message().decode())
 
 
-def values(x: Tensor | None) -> _Values:
+def _values(x: Tensor | None) -> _Values:
     """Address and strides of [B, N, rows, columns, channels] or [B, N, points, channels]."""
     if x is None:
         return _Values()
@@ -155,12 +182,12 @@ def values(x: Tensor | None) -> _Values:
     return _Values(x.data_ptr(), batch, head, points[0], points[-1])
 
 
-def channels_contiguous(x: Tensor) -> Tensor:
+def _channels_contiguous(x: Tensor) -> Tensor:
     """``x`` itself where its channels follow one another in memory."""
-    return x if x.shape[-1] == 1 or x.stride(-1) == 1 else empty_channels_last(x.shape, x).copy_(x)
+    return x if x.shape[-1] == 1 or x.stride(-1) == 1 else _empty_channels_last(x.shape, x).copy_(x)
 
 
-def empty_channels_last(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def _empty_channels_last(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """[B, N, points..., channels] over memory [B, points..., N, channels], as linear maps read and write it."""
     batch, heads, *rest = shape
     return like.new_empty(batch, *rest[:-1], heads, rest[-1]).movedim(-2, 1)

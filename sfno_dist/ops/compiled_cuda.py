@@ -28,32 +28,18 @@ class _Schedule(ctypes.Structure):
     )
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    half_widths: Tensor,
-    key_weights: Tensor,
-    key_rows: Tensor,
-    nlon_out: int,
-    nlon_in: int,
-    first_column: int,
-    *schedule: Tensor | int,
-) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, *tables_and_schedule: Tensor | int) -> tuple[Tensor, Tensor]:
     """Attention of ``q`` [B, N, Hq, Wq, D] over ``k`` [B, N, P, D] and ``v`` [B, N, P, Dv]; see ``ops.attend``.
 
-    ``schedule`` is ``Window.schedule``. Returns y [B, N, Hq, Wq, Dv] in the dtype of q, laid out
-    [B, Hq, Wq, N, Dv] in memory, and lse [B, N, Hq, Wq] in float32. ``RuntimeError`` when the library has no CUDA
-    kernels or they refuse the sizes, ``TypeError`` for other dtypes.
+    After the tables of ``compiled.forward`` comes ``Window.schedule``. Returns y [B, N, Hq, Wq, Dv] in the dtype of q,
+    laid out [B, Hq, Wq, N, Dv] in memory, and lse [B, N, Hq, Wq] in float32. ``RuntimeError`` when the library has no
+    CUDA kernels or they refuse the sizes, ``TypeError`` for other dtypes.
     """
-    q, k, v = (compiled.channels_contiguous(x) for x in (q, k, v))
-    y = compiled.empty_channels_last(q.shape[:-1] + v.shape[-1:], q)
-    lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
-    call, kept = compiled.make_call(q, k, v, y, lse, half_widths, key_weights, key_rows, _memory())
-    call.query_nlon, call.key_nlon, call.first_column = nlon_out, nlon_in, first_column
-    _run("sfno_dist_cuda_forward", call, q, schedule)
+    *tables, query_tiles, key_tiles, query_splits, key_splits = tables_and_schedule
+    call, results, kept = compiled.forward_call(q, k, v, tables, memory=_memory())
+    _run("sfno_dist_cuda_forward", call, q.device, (query_tiles, key_tiles, query_splits, key_splits))
     del kept
-    return y, lse
+    return results
 
 
 def backward(
@@ -64,42 +50,28 @@ def backward(
     v: Tensor,
     y: Tensor,
     lse: Tensor,
-    half_widths: Tensor,
-    key_weights: Tensor,
-    key_rows: Tensor,
-    nlon_out: int,
-    nlon_in: int,
-    first_column: int,
-    *schedule_and_needs: Tensor | int,
+    *tables_schedule_and_needs: Tensor | int,
 ) -> compiled.Gradients:
     """Gradients of q, k and v from those of y and lse, laid out like y; None for those that are not needed."""
-    *schedule, needs_dq, needs_dkv = schedule_and_needs
-    dy, q, k, v, y = (compiled.channels_contiguous(x) for x in (dy, q, k, v, y))
-    lse = lse.contiguous()
-    dlse = None if dlse is None else dlse.to(lse.dtype).contiguous()
-    dq = compiled.empty_channels_last(q.shape, q) if needs_dq else None
-    dk, dv = (compiled.empty_channels_last(x.shape, x) if needs_dkv else None for x in (k, v))
-    call, kept = compiled.make_call(q, k, v, y, lse, half_widths, key_weights, key_rows, _memory())
-    call.query_nlon, call.key_nlon, call.first_column = nlon_out, nlon_in, first_column
-    for name, tensor in (("dy", dy), ("dq", dq), ("dk", dk), ("dv", dv)):
-        setattr(call, name, compiled.values(tensor))
-    call.dlse = None if dlse is None else dlse.data_ptr()
-    _run("sfno_dist_cuda_backward", call, q, schedule)
+    *tables, query_tiles, key_tiles, query_splits, key_splits, needs_dq, needs_dkv = tables_schedule_and_needs
+    needs = bool(needs_dq), bool(needs_dkv)
+    call, gradients, kept = compiled.backward_call((dy, dlse, q, k, v, y, lse), tables, needs, memory=_memory())
+    _run("sfno_dist_cuda_backward", call, q.device, (query_tiles, key_tiles, query_splits, key_splits))
     del kept
-    return dq, dk, dv
+    return gradients
 
 
-def _run(name: str, call: compiled.Call, q: Tensor, schedule: Sequence) -> None:
+def _run(name: str, call: compiled.Call, device: torch.device, schedule: Sequence) -> None:
     query_tiles, key_tiles, query_splits, key_splits = schedule
     library = _library()
-    with _current_stream(q.device) as stream:
+    with _current_stream(device) as stream:
         # allow_tf32 is the user's wish for matrix products of float32; 16-bit inputs do not ask.
         allow_tf32 = torch.backends.cuda.matmul.allow_tf32
-        plan = _Schedule(stream, q.device.index or 0, allow_tf32, query_splits, key_splits)
+        plan = _Schedule(stream, device.index or 0, allow_tf32, query_splits, key_splits)
         plan.query_tiles, plan.key_tiles = len(query_tiles), len(key_tiles)
         plan.query_schedule, plan.key_schedule = query_tiles.data_ptr(), key_tiles.data_ptr()
         size = library.sfno_dist_cuda_workspace(ctypes.byref(call), ctypes.byref(plan))
-        workspace = torch.empty(size // 4, dtype=torch.float32, device=q.device)
+        workspace = torch.empty(size // 4, dtype=torch.float32, device=device)
         plan.workspace = workspace.data_ptr()
         if getattr(library, name)(ctypes.byref(call), ctypes.byref(plan)) != 0:
             raise RuntimeError(library.sfno_dist_cuda_message().decode())

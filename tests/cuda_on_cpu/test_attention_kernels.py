@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from cuda_on_cpu.build import CSRC, SANITIZED, build, kernel_sources, load, need
 from golden_cases import NAMES, RESULTS, GoldenCase, largest_relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ops.test_compiled import Case, check, error, random_tables, whole
+from ops.test_compiled import Case, check, error, random_tables, run_sanitized, whole
 from ops.test_schedule import SMALL_PART, tiles_of
 
 from sfno_dist import Grid, Neighbourhood, spherical_attention
@@ -60,20 +58,6 @@ class CudaCase(Case):
     def __init__(self, tables, *arguments, **options):
         super().__init__(tables, *arguments, **options)
         self.tiles = tiles_of(tables)
-
-    def magnitudes(self):
-        """As for the CPU; in float32 of y, lse and dv too, and times the size that exponents are rounded at."""
-        if self.q.dtype != torch.float32:
-            return super().magnitudes()
-        q, k, v, dy = (x.double() for x in (self.q, self.k, self.v, self.dy))
-        products = torch.einsum("bnrod,bnpd->bnrop", q, k)
-        p = torch.softmax(products + torch.where(self.mask, self.weights.log(), -torch.inf), -1).nan_to_num()
-        y, lse, _, _, dv = self.dense(torch.float64)
-        sums = {"y": (p @ v.abs()[:, :, None], y), "dv": (torch.einsum("bnrop,bnrod->bnpd", p, dy.abs()), dv)}
-        factors = {name: float(sum_.norm() / exact.norm().clamp_min(1e-30)) for name, (sum_, exact) in sums.items()}
-        factors["lse"] = math.sqrt(lse.numel()) / float(lse[torch.isfinite(lse)].norm().clamp_min(1e-30))
-        size = 1.0 + float((products.abs() + self.weights.log().abs()).mul(self.mask).max()) if p.numel() else 1.0
-        return {name: size * (1.0 + factor) for name, factor in (factors | super().magnitudes()).items()}
 
     def run(self, needs=(True, True)):
         y, lse = compiled_cuda.forward(self.q, self.k, self.v, *self.tables, *self.tiles)
@@ -291,17 +275,5 @@ def test_a_missing_barrier_is_caught(barrier, tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads the sanitizers as Linux does")
 def test_sanitizers_find_nothing():
     library = build(kernel_sources(), SANITIZED)
-    names = ("libasan.so", "libubsan.so")
-    find = [["g++", f"-print-file-name={name}"] for name in names]
-    runtime = [subprocess.run(x, capture_output=True, text=True, check=True).stdout.strip() for x in find]
-    environment = os.environ | {
-        LIBRARY_VARIABLE: str(library),
-        "LD_PRELOAD": ":".join(runtime),
-        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
-        "UBSAN_OPTIONS": "print_stacktrace=1",
-    }
     tests = "random_windows or layout or (less_shared and 70) or (wide_heads and parts and 136)"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", tests]
-    root = Path(__file__).parents[2]
-    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    run_sanitized(__file__, tests, LIBRARY_VARIABLE, library, "detect_leaks=0:detect_stack_use_after_return=0")

@@ -399,6 +399,22 @@ def test_inputs_that_do_not_fit_are_refused():
 # --- memory errors and undefined behaviour ------------------------------------------------------------------------
 
 
+def run_sanitized(file, tests, variable, library, asan_options):
+    """The ``tests`` of ``file`` in a process with the sanitizers' runtimes, on a library that ``variable`` names."""
+    find = [["g++", f"-print-file-name={name}"] for name in ("libasan.so", "libubsan.so")]
+    runtime = [subprocess.run(x, capture_output=True, text=True, check=True).stdout.strip() for x in find]
+    environment = os.environ | {
+        variable: str(library),
+        "LD_PRELOAD": ":".join(runtime),
+        "ASAN_OPTIONS": asan_options,
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file, "-k", tests]
+    root = Path(__file__).parents[2]
+    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux" or not shutil.which("g++") or not shutil.which("cmake"), reason="needs g++ and cmake"
@@ -410,17 +426,7 @@ def test_sanitizers_find_nothing(tmp_path):
     configure += ["-DCMAKE_CUDA_COMPILER=OFF"]  # what runs on the CPU is what the sanitizers see
     for command in ([*configure, f"-DCMAKE_CXX_FLAGS={flags}"], ["cmake", "--build", tmp_path, "-j2"]):
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    runtime = [
-        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
-        for name in ("libasan.so", "libubsan.so")
-    ]
-    environment = os.environ | {
-        compiled.LIBRARY_VARIABLE: str(tmp_path / f"{compiled.LIBRARY_NAME}.so"),
-        "LD_PRELOAD": ":".join(runtime),
-        "ASAN_OPTIONS": "detect_leaks=0",
-        "UBSAN_OPTIONS": "print_stacktrace=1",
-    }
-    tests = ("random", "instruction_set", "layout", "batch_0", "threads")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", " or ".join(tests)]
-    result = subprocess.run(command, env=environment, cwd=source, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    tests = "random or instruction_set or layout or batch_0 or threads"
+    run_sanitized(
+        __file__, tests, compiled.LIBRARY_VARIABLE, tmp_path / f"{compiled.LIBRARY_NAME}.so", "detect_leaks=0"
+    )
