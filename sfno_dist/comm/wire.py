@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sfno_dist.mesh.agreement import lost
+from sfno_dist.mesh.agreement import naming_the_lost
 from sfno_dist.mesh.process_mesh import ProcessMesh
 
 Message = tuple[int, Tensor]  # place in the globe of the other process, what goes to it or comes from it
@@ -35,17 +35,13 @@ class Flight:
         if not operations:
             return
         self.kept = operations  # their tensors must live until the messages have arrived
-        try:
+        with naming_the_lost(mesh, self.places[0]):
             self.works = dist.batch_isend_irecv(operations)
-        except RuntimeError as error:
-            raise lost(mesh, self.places[0], error) from error
 
     def wait(self) -> None:
         for index, work in enumerate(self.works):  # NCCL has one work for all, whose error names its peer
-            try:
+            with naming_the_lost(self.mesh, self.places[index]):
                 work.wait()
-            except RuntimeError as error:
-                raise lost(self.mesh, self.places[index], error) from error
         self.works = []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,7 +41,16 @@ def agree(mesh: ProcessMesh, facts: Mapping[str, object], problem: str | None) -
         _raise_what_differs(mesh, {name: str(value) for name, value in facts.items()}, problem)
 
 
-def lost(mesh: ProcessMesh, place: int, error: Exception) -> ProcessLostError:
+@contextlib.contextmanager
+def naming_the_lost(mesh: ProcessMesh, place: int) -> Iterator[None]:
+    """Around each start and each end of a transfer with process ``place`` of the globe: either may find it gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise _lost(mesh, place, error) from error
+
+
+def _lost(mesh: ProcessMesh, place: int, error: Exception) -> ProcessLostError:
     """The error for a transfer with process ``place`` of the globe that failed.
 
     A process that fails ends too and breaks its own transfers, so the first to notice leaves a note for the others.
@@ -60,20 +69,20 @@ def lost(mesh: ProcessMesh, place: int, error: Exception) -> ProcessLostError:
 
 
 def _send(mesh: ProcessMesh, message: torch.Tensor, place: int) -> dist.Work | None:
-    return dist.isend(message, group=mesh.groups.control, group_dst=place)
+    with naming_the_lost(mesh, place):
+        return dist.isend(message, group=mesh.groups.control, group_dst=place)
 
 
 def _receive(mesh: ProcessMesh, message: torch.Tensor, place: int) -> dist.Work | None:
-    return dist.irecv(message, group=mesh.groups.control, group_src=place)
+    with naming_the_lost(mesh, place):
+        return dist.irecv(message, group=mesh.groups.control, group_src=place)
 
 
 def _wait(mesh: ProcessMesh, works: Mapping[int, dist.Work | None]) -> None:
     for place, work in works.items():
         assert work is not None  # only outside the group
-        try:
+        with naming_the_lost(mesh, place):
             work.wait()
-        except RuntimeError as error:
-            raise lost(mesh, place, error) from error
 
 
 def _raise_what_differs(mesh: ProcessMesh, facts: dict[str, str], problem: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from sfno_dist import Decomposition, Grid, Neighbourhood, ProcessMesh, Spherical
 from sfno_dist.comm import Gather, Reach, halo_plan, latitude_plan, sum_over_globe, transpose
 from sfno_dist.comm.wire import Flight
 from sfno_dist.layers import exchange as exchanges
+from sfno_dist.mesh import ProcessLostError
 
 
 def adjoint_gap(operator, *inputs):
@@ -116,6 +118,16 @@ def test_a_process_that_dies_is_named_by_the_others_in_time():
     for result in run_ranks(3, dies, living=2)[:2]:
         assert isinstance(result, tuple), result
         assert "lost process 2" in result[0] and result[1] < 25.0
+
+
+def test_a_process_that_is_gone_when_a_message_starts_is_named(monkeypatch):
+    def gone(*_, **__):
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(dist, "isend", gone)
+    monkeypatch.setattr(ProcessMesh, "groups", SimpleNamespace(control=None))
+    with pytest.raises(ProcessLostError, match="process 1 lost process 0"):
+        ProcessMesh.on_paper(azimuth=2, rank=1).agree({})
 
 
 def trace_of_a_halo():
