@@ -91,6 +91,7 @@ template <int LANES> struct Tile {
 // Calls visit(column, local, count) for the parts of first..last (unwrapped) that row `row` holds, each contiguous.
 template <class Visit>
 SFNO_DIST_INLINE void for_each_run(const Side &side, int row, int32_t first, int32_t last, Visit &&visit) {
+    if (first > last) return;  // no lane has an arc here: first may be kNowhere, a million turns off
     int32_t local = first - side.first[row];  // some turns off at most: cheaper to walk than to divide
     while (local >= side.nlon) local -= side.nlon;
     while (local < 0) local += side.nlon;
