@@ -23,42 +23,41 @@ class Ring:
         row = mesh.polar_index * mesh.azimuth
         self.west, self.east = row + (self.here - 1) % self.size, row + (self.here + 1) % self.size
 
-    def around(self, chunk: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def around(self, chunk: Sequence[Tensor]) -> Iterator[tuple[int, Sequence[Tensor]]]:
         """Every process's chunk in turn, with the azimuth index of its owner; the own one first."""
         for step in range(self.size):
-            flight = None
-            if step + 1 < self.size:
-                flight, following = self._pass_on(chunk, step + 1)
+            flight, following = self._pass_on(chunk, step + 1) if step + 1 < self.size else (None, [])
             yield (self.here + step) % self.size, chunk
             if flight is not None:
                 flight.wait()
                 chunk = following
 
-    def around_with_sums(self, chunk: Tensor, contribution: Callable[[int, Tensor], Tensor | None]) -> Tensor | None:
-        """The sum over all processes of what each contributes to this process's chunk.
+    def around_with_sums(
+        self, chunk: Sequence[Tensor], contribution: Callable[[int, Sequence[Tensor]], Sequence[Tensor]]
+    ) -> Sequence[Tensor]:
+        """The sums over all processes of what each contributes to this process's chunk.
 
-        ``contribution(owner, chunk)``: [B, points, any number of channels]; or None on all processes, and nothing is
-        sent. This is the adjoint of ``around`` when each returns the gradient of its work.
+        ``contribution(owner, chunk)``: fields [B, points, any number of channels], as many on all processes; where
+        there are none, nothing is sent. This is the adjoint of ``around`` when each returns the gradient of its work.
         """
-        flight, arriving = None, None
+        flight: Flight | None = None
+        so_far: list[Tensor] = []
         for step, (owner, visitor) in enumerate(self.around(chunk)):
-            total = contribution(owner, visitor)
-            if total is None:
-                continue
-            if (
-                flight is not None and arriving is not None
-            ):  # the same owner's sum so far, from the process that its chunk came from
+            sums = contribution(owner, visitor)
+            if flight is not None:  # what others contributed comes from where the chunk came from
                 flight.wait()
-                total = total + arriving
+                for total, arrived in zip(sums, so_far, strict=True):
+                    total += arrived
             if self.size == 1:
-                return total
-            flight, arriving = self._pass_on(total, step + 1)
+                return sums
+            flight, so_far = self._pass_on(sums, step + 1)
         if flight is not None:
             flight.wait()
-        return arriving
+        return so_far
 
-    def _pass_on(self, tensor: Tensor, step: int) -> tuple[Flight, Tensor]:
-        """Sends ``tensor`` west, and receives from the east what belongs to the owner of step ``step``."""
+    def _pass_on(self, chunk: Sequence[Tensor], step: int) -> tuple[Flight, list[Tensor]]:
+        """Sends ``chunk`` west, and receives from the east what belongs to the owner of step ``step``."""
         points = self.points[(self.here + step) % self.size]
-        arriving = tensor.new_empty(tensor.shape[0], points, tensor.shape[2])
-        return Flight(self.mesh, [(self.west, tensor.contiguous())], [(self.east, arriving)]), arriving
+        arriving = [x.new_empty(x.shape[0], points, x.shape[2]) for x in chunk]
+        sends = [(self.west, x.contiguous()) for x in chunk]
+        return Flight(self.mesh, sends, [(self.east, x) for x in arriving]), arriving

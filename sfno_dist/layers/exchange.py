@@ -6,9 +6,9 @@ y [B, N, Hq, Wq, Dv] is the tile of what one process would get.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -37,25 +37,50 @@ class HaloAttention:
         reach = Reach(neighbourhood, keys, queries)
         self.gather = Gather(keys.mesh, halo_plan(reach))
         self.own = _window(neighbourhood, keys, queries)
-        self.beyond = [
-            _window(neighbourhood, keys, queries, rows=(0, neighbourhood.grid_in.nlat), spans=(tuple(f), tuple(n)))
-            for f, n in (np.stack(spans).tolist() for spans in reach.spans)
-        ]
+        #: windows of what comes from other tiles, and where their points lie in it
+        self.beyond: list[tuple[Window, slice]] = []
+        start = 0
+        for first, count in reach.spans:
+            spans = tuple(first.tolist()), tuple(count.tolist())
+            points = slice(start, start + sum(spans[1]))
+            rows = 0, neighbourhood.grid_in.nlat
+            self.beyond.append((_window(neighbourhood, keys, queries, rows=rows, spans=spans), points))
+            start = points.stop
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, backend: str | None) -> Tensor:
         q, k, v = (as_autocast(x) for x in (q, k, v))
-        heads = k.shape[1]
-        (k, v), under_way = self.gather.start([_packed(k), _packed(v)])
-        parts = [attend(q, _unpacked(k, heads), _unpacked(v, heads), self.own, backend=backend)]
-        k, v = self.gather.finish(under_way)
-        start = 0
-        for window in self.beyond:
-            points = slice(start, start + sum(window.key_counts))
-            if points.stop > start:
-                keys, values = (_unpacked(x[:, points], heads) for x in (k, v))
-                parts.append(attend(q, keys, values, window, backend=backend))
-            start = points.stop
-        return parts[0][0] if len(parts) == 1 else merge(parts)[0].to(q.dtype)
+        return _WithHalo.apply(q, _packed(k), _packed(v), self, resolve_backend(backend, q.device))
+
+
+class _WithHalo(torch.autograd.Function):
+    """Attention over the tile's own keys and those of the halo, which is kept for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, q, k, v, halo: HaloAttention, backend: str) -> Tensor:
+        arriving = halo.gather.start([k, v])
+        parts = [_attended(q, (k, v), halo.own, backend)]
+        gathered = arriving.finish()
+        for window, points in halo.beyond:
+            if points.stop > points.start:
+                parts.append(_attended(q, [x[:, points] for x in gathered], window, backend))
+        y, lse = merge(parts)
+        y = y.to(q.dtype)
+        ctx.save_for_backward(q, k, v, y, lse, *gathered)
+        ctx.settings = halo, backend
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        q, k, v, y, lse, *gathered = ctx.saved_tensors
+        halo, backend = ctx.settings
+        gradients = _Gradients(dy, q, (y, lse), backend, ctx.needs_input_grad)
+        beyond = [gradients.of([x[:, points] for x in gathered], window) for window, points in halo.beyond]
+        if not gradients.needs_sent:
+            gradients.of((k, v), halo.own)
+            return *gradients.of_inputs([]), None, None
+        returning = halo.gather.start_home([torch.cat(parts, 1) for parts in zip(*beyond, strict=True)])
+        return *gradients.of_inputs(returning.finish(gradients.of((k, v), halo.own))), None, None
 
 
 class RingAttention:
@@ -75,52 +100,66 @@ class RingAttention:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, backend: str | None) -> Tensor:
         q, k, v = (as_autocast(x) for x in (q, k, v))
-        heads = k.shape[1]
         k, v = _packed(k), _packed(v)
         if self.latitudes is not None:
             k, v = self.latitudes([k, v])
-        return _AroundTheRing.apply(q, k, v, heads, self.ring, self.windows, resolve_backend(backend, q.device))
+        return _AroundTheRing.apply(q, k, v, self.ring, self.windows, resolve_backend(backend, q.device))
 
 
 class _AroundTheRing(torch.autograd.Function):
     """Attention over all chunks of a ring. Keeps its own chunk for backward, which sends all around once more."""
 
     @staticmethod
-    def forward(ctx: Any, q, k, v, heads: int, ring: Ring, windows: list[Window], backend: str) -> Tensor:
-        result = None
-        for owner, chunk in ring.around(torch.cat([k, v], -1)):
-            keys, values = (_unpacked(x, heads) for x in chunk.split([k.shape[-1], v.shape[-1]], -1))
-            part = attend(q, keys, values, windows[owner], backend=backend)
-            result = part if result is None else merge([result, part])
-        assert result is not None
-        y, lse = result[0].to(q.dtype), result[1]
+    def forward(ctx: Any, q, k, v, ring: Ring, windows: list[Window], backend: str) -> Tensor:
+        result: list[tuple[Tensor, Tensor]] = []
+        for owner, chunk in ring.around([k, v]):
+            result = [merge([*result, _attended(q, chunk, windows[owner], backend)])]
+        y, lse = result[0][0].to(q.dtype), result[0][1]
         ctx.save_for_backward(q, k, v, y, lse)
-        ctx.settings = heads, ring, windows, backend
+        ctx.settings = ring, windows, backend
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         q, k, v, *result = ctx.saved_tensors
-        heads, ring, windows, backend = ctx.settings
-        needs_dq, needs_dk, needs_dv = ctx.needs_input_grad[:3]
-        needs = needs_dq, needs_dk or needs_dv
-        total_dq = torch.zeros_like(q, dtype=result[1].dtype) if needs_dq else None
+        ring, windows, backend = ctx.settings
+        gradients = _Gradients(dy, q, tuple(result), backend, ctx.needs_input_grad)
+        sums = ring.around_with_sums([k, v], lambda owner, chunk: gradients.of(chunk, windows[owner]))
+        return *gradients.of_inputs(sums), None, None, None
 
-        def contribution(owner: int, chunk: Tensor) -> Tensor | None:
-            keys, values = (_unpacked(x, heads) for x in chunk.split([k.shape[-1], v.shape[-1]], -1))
-            dq, dk, dv = attend_backward(
-                dy, tuple(result), (q, keys, values), windows[owner], backend=backend, needs=needs
-            )
-            if total_dq is not None:
-                total_dq.add_(dq)
-            wanted = [_channels_last(x) for x, needed in ((dk, needs_dk), (dv, needs_dv)) if needed]
-            return torch.cat(wanted, -1) if wanted else None
 
-        sums = ring.around_with_sums(torch.cat([k, v], -1), contribution)
-        dk = sums[..., : k.shape[-1]] if needs_dk and sums is not None else None
-        dv = sums[..., -v.shape[-1] :] if needs_dv and sums is not None else None
-        return None if total_dq is None else total_dq.to(q.dtype), dk, dv, None, None, None, None
+class _Gradients:
+    """Gradients of attention whose keys come in parts: dq adds up here, dk and dv go back to where the keys are from.
+
+    ``result`` is (y, lse) over all keys; ``needs`` says which of q, k and v need a gradient.
+    """
+
+    def __init__(
+        self, dy: Tensor, q: Tensor, result: tuple[Tensor, Tensor], backend: str, needs: tuple[bool, ...]
+    ) -> None:
+        self.dy, self.q, self.result, self.backend = dy, q, result, backend
+        self.needs_dq, *self.needs = needs[:3]
+        self.dq = torch.zeros_like(q, dtype=result[1].dtype) if self.needs_dq else None
+
+    @property
+    def needs_sent(self) -> bool:
+        return any(self.needs)
+
+    def of(self, keys_and_values: Sequence[Tensor], window: Window) -> list[Tensor]:
+        """dk and dv [B, P, N*D] of the keys in one window, those that are needed."""
+        k, v = (_unpacked(x, self.q.shape[1]) for x in keys_and_values)
+        needs = self.needs_dq, self.needs_sent
+        dq, *rest = attend_backward(self.dy, self.result, (self.q, k, v), window, backend=self.backend, needs=needs)
+        if self.dq is not None:
+            self.dq.add_(dq)
+        return [x.movedim(1, 2).flatten(2) for x, needed in zip(rest, self.needs, strict=True) if needed]
+
+    def of_inputs(self, sums: Sequence[Tensor]) -> list[Tensor | None]:
+        """dq, dk and dv, None for those that are not needed, where ``sums`` are those of dk and dv that are."""
+        rest = iter(sums)
+        dq = None if self.dq is None else self.dq.to(self.q.dtype)
+        return [dq, *(next(rest) if needed else None for needed in self.needs)]
 
 
 Exchange = WholeGlobe | HaloAttention | RingAttention
@@ -162,6 +201,7 @@ def _unpacked(points: Tensor, heads: int) -> Tensor:
     return points.unflatten(-1, (heads, points.shape[-1] // heads)).movedim(2, 1)
 
 
-def _channels_last(points: Tensor) -> Tensor:
-    """[B, N, P, D] -> [B, P, N*D]"""
-    return points.movedim(1, 2).flatten(2)
+def _attended(q: Tensor, keys_and_values: Sequence[Tensor], window: Window, backend: str) -> tuple[Tensor, Tensor]:
+    """y and lse of the queries over packed keys and values [B, P, N*D] of one window."""
+    k, v = (_unpacked(x, q.shape[1]) for x in keys_and_values)
+    return attend(q, k, v, window, backend=backend)

@@ -13,8 +13,13 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
     Both in the dtype of lse; a part without keys has lse = -inf and takes no share. Differentiable.
     """
+    (first, lse), *others = parts
+    if not others:
+        return first.to(lse.dtype), lse
     lses = torch.stack([lse for _, lse in parts])  # [parts, B, N, H, W]
     lse = torch.logsumexp(lses, 0)
     shares = torch.exp(lses - lse.masked_fill(lse == -torch.inf, 0.0))
-    terms = [share[..., None] * y.to(lse.dtype) for share, (y, _) in zip(shares, parts, strict=True)]
-    return sum(terms[1:], terms[0]), lse
+    total = shares[0, ..., None] * first.to(lse.dtype)
+    for share, (y, _) in zip(shares[1:], others, strict=True):
+        total.addcmul_(share[..., None], y.to(lse.dtype))
+    return total, lse
