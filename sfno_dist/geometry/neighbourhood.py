@@ -6,6 +6,7 @@ Dims: r query row, o query column, h key row, j key column.
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 
 import numpy as np
@@ -128,6 +129,13 @@ class Neighbourhood:
             for w in widths.astype(np.int64)
         ]
         return np.asarray(counts, dtype=np.int64)[where.reshape(self.half_widths.shape)].sum(axis=1)
+
+    @property
+    def checksum(self) -> str:
+        """Of all that attention over it depends on, to the last digit."""
+        arrays = (self.grid_in.colatitudes, self.grid_out.colatitudes, self.grid_in.cell_areas)
+        numbers = repr((self.theta_cutoff, self.grid_in.nlon, self.grid_out.nlon)).encode()
+        return hashlib.sha256(b"".join([numbers, *(array.tobytes() for array in arrays)])).hexdigest()[:12]
 
     def _key(self) -> tuple[Grid, Grid, float]:
         return self.grid_in, self.grid_out, self.theta_cutoff

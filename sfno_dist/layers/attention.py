@@ -57,28 +57,26 @@ class SphericalAttention(nn.Module):
         super().__init__()
         k_channels = in_channels if k_channels is None else k_channels
         out_channels = in_channels if out_channels is None else out_channels
-        for name, channels in (("k_channels", k_channels), ("out_channels", out_channels)):
-            if channels < 1:
-                raise ValueError(f"{name} must be at least 1, got {channels}")
-            if num_heads < 1 or channels % num_heads:
-                raise ValueError(f"num_heads={num_heads} does not divide {name}={channels}; choose one that does")
-        self.neighbourhood = Neighbourhood(grid_in, grid_out, theta_cutoff)
-        self.mesh = ProcessMesh() if mesh is None else mesh
-        self.keys = Decomposition(self.neighbourhood.grid_in, self.mesh)
-        self.queries = Decomposition(self.neighbourhood.grid_out, self.mesh)
-        self.mesh.agree(
-            {
-                "mesh": (self.mesh, self.mesh.row_balance),
-                "neighbourhood": self.neighbourhood,
-                "exchange": exchange,
-                "channels": (in_channels, k_channels, out_channels, num_heads),
-            }
-        )
-        self.exchange = make_exchange(exchange, self.neighbourhood, self.keys, self.queries)
         self.num_heads = num_heads
-        self.scale = (k_channels // num_heads) ** -0.5 if scale is None else scale
         self.backend = backend
-        resolve_backend(backend, torch.device("cpu"))
+        self.mesh = ProcessMesh() if mesh is None else mesh
+        with self.mesh.alike() as facts:
+            for name, channels in (("k_channels", k_channels), ("out_channels", out_channels)):
+                if channels < 1:
+                    raise ValueError(f"{name} must be at least 1, got {channels}")
+                if num_heads < 1 or channels % num_heads:
+                    raise ValueError(f"num_heads={num_heads} does not divide {name}={channels}; choose one that does")
+            self.scale = (k_channels // num_heads) ** -0.5 if scale is None else scale
+            resolve_backend(backend, torch.device("cpu"))
+            self.neighbourhood = Neighbourhood(grid_in, grid_out, theta_cutoff)
+            self.keys = Decomposition(self.neighbourhood.grid_in, self.mesh)
+            self.queries = Decomposition(self.neighbourhood.grid_out, self.mesh)
+            self.exchange = make_exchange(exchange, self.neighbourhood, self.keys, self.queries)
+            facts["mesh"] = self.mesh, self.mesh.row_balance
+            facts["neighbourhood"] = self.neighbourhood, f"checksum {self.neighbourhood.checksum}"
+            facts["exchange"] = exchange
+            facts["channels"] = in_channels, k_channels, out_channels, num_heads
+            facts["settings"] = f"bias={bias}, qk_norm={qk_norm}, scale={self.scale}, backend={backend}"
 
         def matrix(rows: int, columns: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(rows, columns, 1, 1))
@@ -123,17 +121,14 @@ class SphericalAttention(nn.Module):
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         """``ValueError`` on all processes alike for fields that fit no tile or differ between processes."""
-        facts: dict[str, object] = {}
-        problem = None
-        for name, field, tile in (("query", query, self.queries), ("key", key, self.keys), ("value", value, self.keys)):
-            facts[name] = tuple(field.shape[:2]), field.dtype, as_autocast(field[:0]).dtype, field.requires_grad
-            try:
+        fields = ("query", query, self.queries), ("key", key, self.keys), ("value", value, self.keys)
+        with self.mesh.alike() as facts:
+            facts["trained parameters"] = [name for name, p in self.named_parameters() if p.requires_grad]
+            facts["gradients"] = torch.is_grad_enabled()
+            for name, field, tile in fields:
                 tile.check(field, name)
-            except ValueError as error:
-                problem = problem or str(error)
-        facts["trained parameters"] = [name for name, p in self.named_parameters() if p.requires_grad]
-        facts["gradients"] = torch.is_grad_enabled()
-        self.mesh.agree(facts, problem)
+                computed_in = as_autocast(field[:0]).dtype
+                facts[name] = tuple(field.shape[:2]), field.dtype, computed_in, field.requires_grad
 
     def _heads(self, field: Tensor, weights: Tensor, bias: Tensor | None, norm_weights: Tensor | None) -> Tensor:
         """[B, C, H, W] -> [B, N, H, W, D], mapped over the channels and normalised where asked."""

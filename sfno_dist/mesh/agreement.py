@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
+import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
 DIGEST_BYTES = 32
 NOTE = "sfno_dist/lost"
+_LAYOUTS = itertools.count()
 
 
 class ProcessLostError(RuntimeError):
@@ -38,7 +42,30 @@ def agree(mesh: ProcessMesh, facts: Mapping[str, object], problem: str | None) -
         _wait(mesh, {0: _send(mesh, mine, 0)})
         _wait(mesh, {0: _receive(mesh, fine, 0)})
     if not fine[0]:
-        _raise_what_differs(mesh, {name: str(value) for name, value in facts.items()}, problem)
+        everybody: list = [None] * mesh.globe_size
+        mine_in_words = {name: str(value) for name, value in facts.items()}, problem
+        dist.all_gather_object(everybody, mine_in_words, group=mesh.groups.control)
+        _raise_what_differs(everybody, [mesh.rank_of(place) for place in range(mesh.globe_size)])
+
+
+def agree_on_layout(facts: Mapping[str, object], problem: str | None, timeout_s: float) -> None:
+    """Before there are groups: every process leaves what it holds in the store and reads what the others left.
+
+    The n-th layout of one process is compared with the n-th of each other.
+    """
+    store, rank = _get_default_store(), dist.get_rank()
+    number = next(_LAYOUTS)
+    keys = [f"sfno_dist/layout/{number}/{other}" for other in range(dist.get_world_size())]
+    store.set(keys[rank], json.dumps([{name: str(value) for name, value in facts.items()}, problem]))
+    try:
+        store.wait(keys, timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
+        raise ProcessLostError(
+            f"process {rank} made a layout of processes within which process {', '.join(missing)} made none within "
+            f"{timeout_s:g} s; every process of the program must make the same ProcessMesh"
+        ) from error
+    _raise_what_differs([tuple(json.loads(text)) for text in store.multi_get(keys)], range(len(keys)))
 
 
 @contextlib.contextmanager
@@ -85,20 +112,22 @@ def _wait(mesh: ProcessMesh, works: Mapping[int, dist.Work | None]) -> None:
             work.wait()
 
 
-def _raise_what_differs(mesh: ProcessMesh, facts: dict[str, str], problem: str | None) -> None:
-    """Collects what every process holds and raises one text on all of them."""
-    everybody: list = [None] * mesh.globe_size
-    dist.all_gather_object(everybody, (facts, problem), group=mesh.groups.control)
-    problems = [f"process {mesh.rank_of(place)}: {p}" for place, (_, p) in enumerate(everybody) if p is not None]
+Held = tuple[dict[str, str], str | None]  # facts and problem of one process
+
+
+def _raise_what_differs(everybody: Sequence[Held], ranks: Sequence[int]) -> None:
+    """One text on all processes, from what each of them holds; nothing where they hold the same without a problem."""
+    problems = [f"process {rank}: {p}" for rank, (_, p) in zip(ranks, everybody, strict=True) if p is not None]
     if problems:
         raise ValueError("; ".join(problems))
     lines = []
     for name in sorted({name for held, _ in everybody for name in held}):
         holders = defaultdict(list)
-        for place, (held, _) in enumerate(everybody):
-            holders[held.get(name, "nothing")].append(str(mesh.rank_of(place)))
+        for rank, (held, _) in zip(ranks, everybody, strict=True):
+            holders[held.get(name, "nothing")].append(str(rank))
         if len(holders) > 1:
             lines.append(f"{name} is " + " but ".join(f"{v} on process {', '.join(p)}" for v, p in holders.items()))
-    raise ValueError(
-        f"the processes of one globe must work on the same thing, but {'; '.join(lines)}; give all of them the same"
-    )
+    if lines:
+        raise ValueError(
+            f"the processes of one globe must work on the same thing, but {'; '.join(lines)}; give all of them the same"
+        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import torch.distributed as dist
 
@@ -38,11 +39,20 @@ class ProcessMesh:
         row_balance: str = "count",
         timeout_s: float = 600.0,
     ) -> None:
-        self._lay_out((data, polar, azimuth), row_balance, timeout_s)
-        if self.size > 1:
+        problem = None
+        try:
+            self._lay_out((data, polar, azimuth), row_balance, timeout_s)
             self._refuse_other_world()
-            self.rank = dist.get_rank()
-            groups_of(self.sizes, timeout_s)  # while all processes are here
+        except ValueError as error:
+            if not _among_others():
+                raise
+            problem = str(error)
+        if (data, polar, azimuth) == (1, 1, 1) and problem is None:
+            return
+        layout = {"mesh": (data, polar, azimuth, row_balance), "mesh timeout in seconds": timeout_s}
+        agreement.agree_on_layout(layout, problem, timeout_s)
+        self.rank = dist.get_rank()
+        groups_of(self.sizes, timeout_s)  # while all processes are here
 
     @classmethod
     def on_paper(
@@ -66,6 +76,8 @@ class ProcessMesh:
         self.row_balance, self.timeout_s, self.rank = row_balance, timeout_s, 0
 
     def _refuse_other_world(self) -> None:
+        if self.size == 1:
+            return
         layout = f"{self.data} x {self.polar} x {self.azimuth} = {self.size}"
         wanted = f"mesh asks for {layout} processes (data x polar x azimuth)"
         remedy = f"start {self.size} of them (torchrun --nproc-per-node {self.size}), or use mesh=single for one"
@@ -119,6 +131,22 @@ class ProcessMesh:
             return
         agreement.agree(self, facts, problem)
 
+    @contextlib.contextmanager
+    def alike(self) -> Iterator[dict[str, object]]:
+        """Around what all processes of the globe do alike: yields facts to fill in, for ``agree`` at the end.
+
+        A ``ValueError`` in the body is raised on every process, none of which waits for the one that failed.
+        """
+        facts: dict[str, object] = {}
+        problem = None
+        try:
+            yield facts
+        except ValueError as error:
+            if self.globe_size == 1:
+                raise
+            problem = str(error)
+        self.agree(facts, problem)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ProcessMesh) and vars(self) == vars(other)
 
@@ -127,3 +155,7 @@ class ProcessMesh:
 
     def __repr__(self) -> str:
         return f"ProcessMesh(data={self.data}, polar={self.polar}, azimuth={self.azimuth})"
+
+
+def _among_others() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
