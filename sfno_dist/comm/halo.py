@@ -97,7 +97,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gather: Gather, *fields: Tensor) -> Fields:
         ctx.gather, ctx.points = gather, fields[0].shape[1]
-        return gather.start(fields).finish()
+        gathered, needs = gather.start(fields).finish(), ctx.needs_input_grad[1:]
+        ctx.mark_non_differentiable(*(x for x, needed in zip(gathered, needs, strict=True) if not needed))
+        return gathered
 
     @staticmethod
     @once_differentiable
