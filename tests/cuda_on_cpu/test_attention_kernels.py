@@ -199,6 +199,20 @@ def test_the_order_of_threads_changes_no_bit(kernels, number, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="needs PyTorch 2.9")
+def test_tf32_may_be_allowed_by_either_name():
+    case = CudaCase(whole(Grid("equiangular", 6, 12), Grid("equiangular", 6, 12), 0.6))
+    matmul = torch.backends.cuda.matmul
+    exact = case.run()
+    matmul.allow_tf32 = True
+    rounded = case.run()
+    matmul.allow_tf32 = False
+    matmul.fp32_precision = "tf32"
+    again = case.run()
+    matmul.fp32_precision = "ieee"
+    assert all(torch.equal(a, b) and not torch.equal(a, c) for a, b, c in zip(rounded, again, exact, strict=True))
+
+
 def test_op_is_registered_as_pytorch_asks():
     neighbourhood = Neighbourhood(Grid("equiangular", 4, 8), Grid("legendre-gauss", 3, 6))
     q, k, v = (torch.randn(1, 2, *shape).requires_grad_() for shape in ((3, 6, 3), (32, 3), (32, 2)))
@@ -222,7 +236,7 @@ def test_libraries_and_tensors_without_cuda_are_refused_with_a_remedy(monkeypatc
     with pytest.raises(RuntimeError, match=r"no CUDA compiler was found: put nvcc on PATH .*pip install \."):
         compiled_cuda.declared(ctypes.CDLL(None))
     monkeypatch.setattr(compiled_cuda, "_memory", lambda: "cuda")
-    with pytest.raises(TypeError, match="the compiled CUDA kernels take CUDA tensors, got one on cpu"):
+    with pytest.raises(TypeError, match="the compiled CUDA kernels take CUDA tensors of one device, got q on cpu"):
         CudaCase(whole(Grid("equiangular", 6, 12), Grid("equiangular", 6, 12), 0.6)).run()
 
 
