@@ -12,7 +12,6 @@ Extra memory is the peak resident memory of a backward pass beyond inputs, outpu
 from __future__ import annotations
 
 import argparse
-import csv
 import ctypes
 import statistics
 import time
@@ -21,20 +20,10 @@ from pathlib import Path
 
 import attention_cuda
 import torch
+from table import CHANNELS, ROWS, Table, problem
 
 from sfno_dist.geometry import Grid, Neighbourhood
 from sfno_dist.ops import compiled
-
-CHANNELS = 64
-# (keys, queries, cutoff in radians, heads)
-ROWS = (
-    ((180, 360), (180, 360), 0.017, 1),
-    ((180, 360), (180, 360), 0.03, 1),
-    ((181, 360), (181, 360), 0.053, 4),
-    ((361, 720), (361, 720), 0.03, 1),
-    ((360, 720), (180, 360), 0.03, 1),
-    ((180, 360), (360, 720), 0.03, 1),
-)
 
 
 def median_ms(run: Callable[[], object], repeats: int) -> float:
@@ -163,15 +152,7 @@ def measure_row(number: int, repeats: int, with_peer: bool) -> dict[str, object]
     before = sgemm_flops_per_ms()
     mine = ours.measure(repeats)
     limit = (before + sgemm_flops_per_ms()) / 2.0
-    result: dict[str, object] = {
-        "row": number,
-        "keys": "x".join(map(str, keys)),
-        "queries": "x".join(map(str, queries)),
-        "cutoff": cutoff,
-        "heads": heads,
-        "pairs_millions": ours.pairs / 1e6,
-        "sgemm_gflops": limit / 1e6,
-    }
+    result = problem(number) | {"pairs_millions": ours.pairs / 1e6, "sgemm_gflops": limit / 1e6}
     result |= {f"ours_{name}": value for name, value in mine.items()}
     for name, factor in (("forward", 4), ("backward", 10)):
         result[f"{name}_percent_of_sgemm"] = 100.0 * factor * CHANNELS * ours.pairs / (mine[name] * limit)
@@ -206,10 +187,6 @@ COLUMNS = (
 )
 
 
-def line(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -224,17 +201,9 @@ def main() -> None:
     torch.manual_seed(0)
     print(compiled.description(), f"; {torch.get_num_threads()} threads; torch {torch.__version__}", sep="")
     columns = [column for column in COLUMNS if options.peer or not ("peer" in column[1] or "ratio" in column[1])]
-    print(line([title for title, _, _ in columns]))
-    print(line(["---"] * len(columns)))
-    results = []
+    table = Table(columns, options.csv)
     for number in options.rows or range(1, len(ROWS) + 1):
-        results.append(measure_row(number, options.repeats, options.peer))
-        print(line([format(results[-1][key], form) for _, key, form in columns]), flush=True)
-    if options.csv:
-        with options.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(results[0]))
-            writer.writeheader()
-            writer.writerows(results)
+        table.add(measure_row(number, options.repeats, options.peer))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 // A tile from beginning to end: its arcs in chunks of neighbours, scores, weights, sums, results.
 #pragma once
 
+#include "lone_centre.h"
 #include "memory.h"
 
 namespace sfno_dist::cuda {
@@ -259,7 +260,26 @@ template <Number NUMBER, Pass PASS> class TileProgram {
         return launch.partials + (tile * kTileCentres + centre(slot)) * partial_width(call, PASS);
     }
 
+    // Whether any result of the warp is infinite or NaN.
+    __device__ bool overflown() const {
+        float zero = 0.0f;
+#pragma unroll
+        for (int m = 0; m < kResultBlocks; ++m)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                if constexpr (!kForward) zero += 0.0f * results[0][m][e];
+                if constexpr (PASS != Pass::query_gradient) zero += 0.0f * results[1][m][e];
+            }
+        return __any_sync(kAllLanes, zero != 0.0f);
+    }
+
     __device__ void store() {
+        if (tile_index >= launch.splits && overflown()) {  // of parts, the merge looks after
+#pragma unroll 1
+            for (int own = warp * kWarpCentres; own < (warp + 1) * kWarpCentres; ++own)
+                LoneCentre<NUMBER, PASS>(launch, view, first_centre + own, field(), slice).run();
+            return;
+        }
         if constexpr (!kForward) store_result(0, kKeys ? call.dk : call.dq, int(call.depth), 0);
         if constexpr (PASS != Pass::query_gradient)
             store_result(1, kForward ? call.y : call.dv, int(call.value_depth), kForward ? 0 : int(call.depth));

@@ -137,27 +137,32 @@ def backward_call(
     dlse = None if dlse is None else dlse.to(lse.dtype).contiguous()
     dq = _empty_channels_last(q.shape, q) if needs[0] else None
     dk, dv = (_empty_channels_last(x.shape, x) if needs[1] else None for x in (k, v))
-    call, kept = _call(q, k, v, y, lse, tables, memory)
+    call, kept = _call(q, k, v, y, lse, tables, memory, dy, dlse)
     for name, tensor in (("dy", dy), ("dq", dq), ("dk", dk), ("dv", dv)):
         setattr(call, name, _values(tensor))
     call.dlse = None if dlse is None else dlse.data_ptr()
-    return call, (dq, dk, dv), (*kept, dy, dlse)
+    return call, (dq, dk, dv), kept
 
 
-def _call(q, k, v, y, lse, tables: Sequence, memory: str) -> tuple[Call, Kept]:
-    """The arguments common to both passes."""
-    if q.dtype not in DTYPES or any(x.dtype != q.dtype for x in (k, v, y)):
+def _call(
+    q, k, v, y, lse, tables: Sequence, memory: str, dy: Tensor | None = None, dlse: Tensor | None = None
+) -> tuple[Call, Kept]:
+    """The arguments common to both passes, and all that a pass reads."""
+    if q.dtype not in DTYPES or any(x.dtype != q.dtype for x in (k, v, y, y if dy is None else dy)):
         raise TypeError(
             f"the compiled kernels take float32, float64, bfloat16 or float16, one for all; got q {q.dtype}, "
-            f"k {k.dtype}, v {v.dtype}"
+            f"k {k.dtype}, v {v.dtype}" + ("" if dy is None else f", y {y.dtype}, dy {dy.dtype}")
         )
     half_widths, key_weights, key_rows, nlon_out, nlon_in, first_column = tables
     arrays = (half_widths.to(torch.int32).contiguous(), key_weights.double().contiguous(), key_rows.long().contiguous())
-    kept = (q, k, v, y, lse, *arrays)
+    kept = (q, k, v, y, lse, dy, dlse, *arrays)
     for tensor in kept:
-        if tensor.device.type != memory:
+        if tensor is not None and (tensor.device.type != memory or tensor.device != q.device):
             name = memory.upper()
-            raise TypeError(f"the compiled {name} kernels take {name} tensors, got one on {tensor.device}")
+            raise TypeError(
+                f"the compiled {name} kernels take {name} tensors of one device, got q on {q.device} and another on "
+                f"{tensor.device}"
+            )
     call = Call(dtype=DTYPES[q.dtype], threads=torch.get_num_threads())
     call.batches, call.heads, call.query_rows, call.query_columns, call.depth = q.shape
     call.key_rows, call.key_points, call.value_depth = len(key_rows), k.shape[2], v.shape[-1]

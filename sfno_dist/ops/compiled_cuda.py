@@ -65,9 +65,7 @@ def _run(name: str, call: compiled.Call, device: torch.device, schedule: Sequenc
     query_tiles, key_tiles, query_splits, key_splits = schedule
     library = _library()
     with _current_stream(device) as stream:
-        # allow_tf32 is the user's wish for matrix products of float32; 16-bit inputs do not ask.
-        allow_tf32 = torch.backends.cuda.matmul.allow_tf32
-        plan = _Schedule(stream, device.index or 0, allow_tf32, query_splits, key_splits)
+        plan = _Schedule(stream, device.index or 0, _tf32_allowed(), query_splits, key_splits)
         plan.query_tiles, plan.key_tiles = len(query_tiles), len(key_tiles)
         plan.query_schedule, plan.key_schedule = query_tiles.data_ptr(), key_tiles.data_ptr()
         size = library.sfno_dist_cuda_workspace(ctypes.byref(call), ctypes.byref(plan))
@@ -75,6 +73,13 @@ def _run(name: str, call: compiled.Call, device: torch.device, schedule: Sequenc
         plan.workspace = workspace.data_ptr()
         if getattr(library, name)(ctypes.byref(call), ctypes.byref(plan)) != 0:
             raise RuntimeError(library.sfno_dist_cuda_message().decode())
+
+
+def _tf32_allowed() -> bool:
+    """The user's wish for matrix products of float32; 16-bit inputs do not ask."""
+    matmul = torch.backends.cuda.matmul
+    # Since PyTorch 2.9 allow_tf32 cannot be read where the wish was uttered as fp32_precision, which knows both.
+    return matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
 
 
 @contextlib.contextmanager

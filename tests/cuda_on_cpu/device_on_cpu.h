@@ -13,8 +13,6 @@ namespace sfno_dist::cuda {
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 inline unsigned char *dynamic_shared() { return (unsigned char *)cuda_on_cpu::dynamic_shared(); }
-inline float exp2_fast(float x) { return std::exp2(x); }
-
 inline void copy_async(void *to, const void *from, int valid) { cuda_on_cpu::copy_later(to, from, 16, size_t(valid)); }
 inline void copy_pair_async(void *to, const void *from, bool valid) {
     cuda_on_cpu::copy_later(to, from, 8, valid ? 8 : 0);
@@ -31,6 +29,13 @@ inline float float_of(uint32_t bits) {
     float x;
     std::memcpy(&x, &bits, 4);
     return x;
+}
+
+// As far off as the PTX manual lets ex2.approx.ftz be, 2^-22 of the result, to a side that hangs on the argument.
+inline float exp2_fast(float x) {
+    const float y = std::exp2(x);
+    if (x == 0.0f || !std::isnormal(y)) return std::isinf(y) || x != x || x == 0.0f ? y : 0.0f;
+    return y * (bits_of(x) * 0x9e3779b9u >> 31 ? 1.0f + 0x1p-22f : 1.0f - 0x1p-22f);
 }
 
 inline uint32_t tf32_bits(float x) {

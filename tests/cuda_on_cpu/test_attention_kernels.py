@@ -156,13 +156,36 @@ def test_queries_without_keys_give_zero_and_pass_no_gradient(number):
     assert all(torch.isfinite(x).all() for x in (y, dq, dk, dv))
 
 
-def test_nan_reaches_the_queries_that_see_it():
-    case = CudaCase(whole(Grid("equiangular", 12, 24), Grid("equiangular", 12, 24), 0.4), depth=8, value_depth=8)
-    case.k[0, 0, 5 * 24 + 7, 3] = torch.nan
-    y, lse, dq, *_ = case.run()
-    seen = case.mask[:, :, 5 * 24 + 7]
-    assert torch.isnan(lse[0, 0])[seen].all() and not torch.isnan(lse[0, 0])[~seen].any()
-    assert torch.isnan(y[0, 0])[seen].all() and torch.isnan(dq[0, 0])[seen].all()
+@pytest.mark.parametrize(
+    ("tensor", "value"),
+    [("q", torch.nan), ("k", torch.nan), ("v", torch.nan), ("v", torch.inf), ("dy", torch.nan), ("dy", -torch.inf)],
+)
+def test_nan_and_infinity_reach_whoever_sees_them_and_nobody_else(tensor, value, number, parts):
+    case = CudaCase(
+        whole(Grid("equiangular", 12, 24), Grid("equiangular", 12, 24), 0.4), 1, 72, 8, scale=0.3, dtype=DTYPES[number]
+    )
+    point, channel = 5 * 24 + 7, 3
+    spoilt = getattr(case, tensor)[0, 0].view(12 * 24, -1)[point]
+    spoilt[channel] = 0.0
+    clean = case.run()
+    spoilt[channel] = value
+    sees = case.mask.flatten(0, 1)  # [queries, keys]
+    queries = sees[:, point] if tensor in ("k", "v") else torch.arange(len(sees)) == point
+    keys = sees[queries].any(0)
+    one, all_, none = slice(channel, channel + 1), slice(None), slice(0)
+    touched = {  # channels of y, lse, dq, dk, dv
+        "q": (all_, all_, all_, all_, all_),
+        "k": (all_, all_, all_, all_, all_),
+        "v": (one, none, all_, all_, none),
+        "dy": (none, none, all_, all_, one),
+    }[tensor]
+    points = queries, queries, queries, keys, keys
+    for got, before, where, channels in zip(case.run(), clean, points, touched, strict=True):
+        got, before = (x[0, 0].reshape(len(sees), -1).float() for x in (got, before))
+        expected = torch.zeros_like(got, dtype=torch.bool)
+        expected[where, channels] = True
+        assert torch.equal(~torch.isfinite(got), expected)
+        torch.testing.assert_close(got[~expected], before[~expected], rtol=0.02, atol=0.02)
 
 
 def test_only_the_needed_gradients_are_computed():
@@ -199,6 +222,20 @@ def test_the_order_of_threads_changes_no_bit(kernels, number, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="needs PyTorch 2.9")
+def test_tf32_may_be_allowed_by_either_name():
+    case = CudaCase(whole(Grid("equiangular", 6, 12), Grid("equiangular", 6, 12), 0.6))
+    matmul = torch.backends.cuda.matmul
+    exact = case.run()
+    matmul.allow_tf32 = True
+    rounded = case.run()
+    matmul.allow_tf32 = False
+    matmul.fp32_precision = "tf32"
+    again = case.run()
+    matmul.fp32_precision = "ieee"
+    assert all(torch.equal(a, b) and not torch.equal(a, c) for a, b, c in zip(rounded, again, exact, strict=True))
+
+
 def test_op_is_registered_as_pytorch_asks():
     neighbourhood = Neighbourhood(Grid("equiangular", 4, 8), Grid("legendre-gauss", 3, 6))
     q, k, v = (torch.randn(1, 2, *shape).requires_grad_() for shape in ((3, 6, 3), (32, 3), (32, 2)))
@@ -222,7 +259,7 @@ def test_libraries_and_tensors_without_cuda_are_refused_with_a_remedy(monkeypatc
     with pytest.raises(RuntimeError, match=r"no CUDA compiler was found: put nvcc on PATH .*pip install \."):
         compiled_cuda.declared(ctypes.CDLL(None))
     monkeypatch.setattr(compiled_cuda, "_memory", lambda: "cuda")
-    with pytest.raises(TypeError, match="the compiled CUDA kernels take CUDA tensors, got one on cpu"):
+    with pytest.raises(TypeError, match="the compiled CUDA kernels take CUDA tensors of one device, got q on cpu"):
         CudaCase(whole(Grid("equiangular", 6, 12), Grid("equiangular", 6, 12), 0.6)).run()
 
 

@@ -392,6 +392,11 @@ def test_inputs_that_do_not_fit_are_refused():
         compiled.forward(case.q.long(), case.k.long(), case.v.long(), *case.tables)
     with pytest.raises(TypeError, match="one for all"):
         compiled.forward(case.q, case.k.double(), case.v, *case.tables)
+    y, lse = compiled.forward(case.q, case.k, case.v, *case.tables)
+    with pytest.raises(TypeError, match=r"one for all.* y torch.float32, dy torch.float64"):
+        compiled.backward(case.dy.double(), None, case.q, case.k, case.v, y, lse, *case.tables, True, True)
+    with pytest.raises(TypeError, match="CPU tensors of one device, got q on cpu and another on meta"):
+        compiled.backward(case.dy.to("meta"), None, case.q, case.k, case.v, y, lse, *case.tables, True, True)
     with pytest.raises(RuntimeError, match="key row 5 holds 12 columns"):
         compiled.forward(case.q, case.k[:, :, :-1], case.v[:, :, :-1], *case.tables)
 
