@@ -1,0 +1,49 @@
+"""How gradients become one on a mesh: summed over the tiles of a globe, averaged over the data replicas."""
+
+from typing import Any
+
+import lightning
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sfno_dist.mesh import ProcessMesh
+
+
+class GlobeStrategy(DDPStrategy):
+    """DDP for tiles: a process's loss is its tile's share, so gradients add up over polar x azimuth.
+
+    Reduction overlaps with backward, bucket by bucket, and waits for the last of accumulated batches, as in DDP.
+    Parameters start as those of the first process whatever the others drew; buffers differ by tile and stay.
+    """
+
+    strategy_name = "globe"
+
+    def __init__(self, mesh: ProcessMesh, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.mesh = mesh
+
+    def setup(self, trainer: lightning.Trainer) -> None:
+        assert isinstance(self.model, nn.Module)
+        # Neither DDP nor Lightning, which copies all of a module outside of fitting, may touch what differs by tile.
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            self.model, [name for name, _ in self.model.named_buffers()]
+        )
+        super().setup(trainer)
+
+    def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+        wrapped = DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), init_sync=False)
+        wrapped.register_comm_hook(self.mesh.data, summed_over_tiles)
+        return wrapped
+
+
+# DDP reads the annotation, so this file has no postponed ones.
+def summed_over_tiles(replicas: int, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """A hook of DDP: the sum over all processes over the number of data replicas, whose losses are means."""
+    total = bucket.buffer().div_(replicas)
+    work = dist.all_reduce(total, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
