@@ -44,6 +44,7 @@ class OpenFiles:
         self.limit = limit
         self._lock = threading.RLock()
         self._opened: OrderedDict[tuple[str, Stamp], tuple[netCDF4.Dataset | None, xr.Dataset]] = OrderedDict()
+        self._in_use: list[str] = []  # by this thread, which holds the lock
         self._inherited: list = []
         # A fork waits until no thread is within HDF5; the child begins with no handle and a lock of its own.
         os.register_at_fork(
@@ -62,9 +63,19 @@ class OpenFiles:
             handle, dataset = self._opened[key]
             self._close_oldest()
             if handle is not None:
-                yield dataset
+                self._in_use.append(path)
+                try:
+                    yield dataset
+                finally:
+                    self._in_use.pop()
                 return
         yield dataset
+
+    def close(self, path: str) -> None:
+        """Closes a file that is not being read, as when its last reader is gone: others may then write it."""
+        with self._lock:
+            if path not in self._in_use:
+                self._forget(path)
 
     def _forget(self, path: str) -> None:
         for key in [key for key in self._opened if key[0] == path]:
@@ -77,7 +88,7 @@ class OpenFiles:
     def _forked(self) -> None:
         # Kept unclosed: closing a handle in the child would take the parent's lock off the file.
         self._inherited.append(self._opened)
-        self._opened, self._lock = OrderedDict(), threading.RLock()
+        self._opened, self._in_use, self._lock = OrderedDict(), [], threading.RLock()
 
 
 def _close(handle: netCDF4.Dataset | None) -> None:

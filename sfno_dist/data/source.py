@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from functools import lru_cache
 
 import numpy as np
@@ -39,6 +40,7 @@ class SourceFile:
 
     def __init__(self, path: str, *, member: int | None = None, like: SourceFile | None = None) -> None:
         self.path, self.member = path, member
+        weakref.finalize(self, open_files.close, path)
         check_file(path)
         try:
             with open_files.dataset(path) as dataset:
