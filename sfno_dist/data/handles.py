@@ -20,10 +20,11 @@ import xarray as xr
 from xarray.backends import NetCDF4DataStore
 
 Stamp = tuple[int, int, int]
-# netcdf.h: what integers read as where nothing was written, unless the variable has a fill value of its own.
-DEFAULT_INTEGER_FILL = {
+# netcdf.h: what packed numbers read as where nothing was written, unless the variable has a fill value of its own.
+DEFAULT_PACKED_FILL = {
     "int16": -32767, "int32": -2147483647, "int64": -9223372036854775806,
     "uint16": 65535, "uint32": 4294967295, "uint64": 18446744073709551614,
+    "float32": 9.969209968386869e36, "float64": 9.969209968386869e36,
 }  # fmt: skip
 
 
@@ -48,7 +49,9 @@ class OpenFiles:
         self._inherited: list = []
         # A fork waits until no thread is within HDF5; the child begins with no handle and a lock of its own.
         os.register_at_fork(
-            before=lambda: self._lock.acquire(), after_in_parent=lambda: self._lock.release(), after_in_child=self._forked
+            before=lambda: self._lock.acquire(),
+            after_in_parent=lambda: self._lock.release(),
+            after_in_child=self._forked,
         )
 
     @contextmanager
@@ -111,10 +114,14 @@ def _open(path: str) -> tuple[netCDF4.Dataset | None, xr.Dataset]:
         warnings.simplefilter("ignore")  # of fill values that do not fit the packed type: such files are common
         if os.path.isdir(path):
             # Of each array its own description: consolidated ones go stale when a store is appended to.
-            return None, _decoded(xr.open_dataset(path, engine="zarr", consolidated=False, chunks=None, decode_cf=False))
+            return None, _decoded(
+                xr.open_dataset(path, engine="zarr", consolidated=False, chunks=None, decode_cf=False)
+            )
         handle = netCDF4.Dataset(path)
         try:
-            return handle, _decoded(xr.open_dataset(NetCDF4DataStore(handle), chunks=None, decode_cf=False, cache=False))
+            return handle, _decoded(
+                xr.open_dataset(NetCDF4DataStore(handle), chunks=None, decode_cf=False, cache=False)
+            )
         except BaseException:
             handle.close()
             raise
@@ -150,6 +157,6 @@ def _mend_fill(stored: xr.DataArray) -> None:
         del attributes["_FillValue"]
     packed = "scale_factor" in attributes or "add_offset" in attributes
     if packed and not is_zarr and "_FillValue" not in attributes:
-        fill = DEFAULT_INTEGER_FILL.get(dtype.name)
+        fill = DEFAULT_PACKED_FILL.get(dtype.name)
         if fill is not None and "_Unsigned" not in attributes:
             attributes["_FillValue"] = dtype.type(fill)

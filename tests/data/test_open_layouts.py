@@ -40,7 +40,9 @@ def test_final_data_come_before_preliminary_ones(versions, tmp_path):
 def test_members_are_chosen_by_their_number(dim, tmp_path):
     stack = xr.concat([make() + 100.0 * n for n in range(3)], xr.DataArray([0, 1, 5], dims=dim, name=dim))
     path = write(stack, tmp_path)
-    with pytest.raises(DataError, match=rf"t has 3 ensemble members \(along {dim}: 0, 1, 5\); choose one, such as member=0"):
+    with pytest.raises(
+        DataError, match=rf"t has 3 ensemble members \(along {dim}: 0, 1, 5\); choose one, such as member=0"
+    ):
         open_dataset(path, ["t"])
     np.testing.assert_allclose(open_dataset(path, ["t"], member=5).t, make().t + 200.0, rtol=1e-6)
     np.testing.assert_allclose(open_dataset(path, member=1).t, make().t + 100.0, rtol=1e-6)
@@ -203,7 +205,9 @@ def test_spellings_join_and_other_units_do_not(tmp_path):
     assert_right(open_dataset([a, b]))
 
 
-@pytest.mark.parametrize(("units", "shift", "odd"), [("K", 0, False), ("degC", -273.15, False), ("C", 0, True), ("K", -273, True)])
+@pytest.mark.parametrize(
+    ("units", "shift", "odd"), [("K", 0, False), ("degC", -273.15, False), ("C", 0, True), ("K", -273, True)]
+)
 def test_values_that_do_not_fit_their_units_are_told_once(units, shift, odd, tmp_path, recwarn):
     data = open_dataset(write(make("t2m", units=units) + shift if not units else make("t2m", units=units).assign(
         t2m=lambda d: (d.t2m + shift).assign_attrs(units=units)), tmp_path))  # fmt: skip
