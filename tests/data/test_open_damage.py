@@ -7,7 +7,6 @@ import resource
 import subprocess
 import sys
 import threading
-import time
 
 import netCDF4
 import numpy as np
@@ -130,7 +129,7 @@ def test_both_codes_of_missing_values_are_missing(kind, codes, tmp_path):
 def test_fill_codes_that_are_not_declared_are_named(code, tmp_path):
     data = make()
     data.t[0, 0, 0] = code
-    with pytest.raises(DataError, match="never written|a fill code that the file does not declare"):
+    with pytest.raises(DataError, match=r"never written|a fill code that the file does not declare"):
         open_dataset(write(data, tmp_path)).load()
 
 
@@ -259,3 +258,15 @@ def test_opening_reads_no_fields(tmp_path, monkeypatch):
 
     monkeypatch.setattr("sfno_dist.data.source.SourceFile._read_block", fails)
     assert open_dataset(tmp_path / "*.nc").sizes["time"] == 18
+
+
+def test_the_last_reader_gone_never_waits_for_another_thread(tmp_path):
+    """Garbage is collected in any thread, also in one that the lock's owner waits for."""
+    path = str(write(make(), tmp_path))
+    with open_files.dataset(path):
+        thread = threading.Thread(target=open_files.close, args=(path,), daemon=True)
+        thread.start()
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+    open_files.close(path)
+    write(make(), tmp_path)  # HDF5 refuses while a handle is open

@@ -169,12 +169,10 @@ def test_years_beyond_nanoseconds_are_kept(tmp_path):
 
 @pytest.mark.parametrize("units", ["seconds since 1900-01-01", "hours since 1900-01-01", "days since 0001-01-01"])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_coarse_times_are_rounded_to_the_step_or_refused(units, dtype, tmp_path):
-    axis = cftime.date2num([cftime.DatetimeGregorian(2019, 12, 30 + n // 4 if n < 8 else 31, n % 4 * 6) for n in range(6)],
-                           units, "standard").astype(dtype)  # fmt: skip
+def test_coarse_times_are_rounded_to_the_step(units, dtype, tmp_path):
+    dates = [cftime.DatetimeGregorian(2019, 12, 30 + n // 4, n % 4 * 6) for n in range(6)]
+    axis = cftime.date2num(dates, units, "standard").astype(dtype)
     data = make().assign_coords(time=("time", axis, {"units": units, "calendar": "standard"}))
-    if dtype == "f4" and units.startswith("days"):
-        assert np.abs(axis.astype("f8") * 4 - np.round(axis.astype("f8") * 4)).max() < 1e-6  # quarter days survive
     assert_right(open_dataset(write(data, tmp_path)))
 
 
@@ -194,7 +192,8 @@ def test_spellings_of_one_unit(a, b):
 
 
 @pytest.mark.parametrize(("a", "b"), [
-    ("K", "degC"), ("m", "mm"), ("Pa", "hPa"), ("m", "m**2 s**-2"), ("m s-1", "m s-2"), ("K", ""), ("1", "%"), ("m", "m-1"),
+    ("K", "degC"), ("m", "mm"), ("Pa", "hPa"), ("m", "m**2 s**-2"), ("m s-1", "m s-2"), ("K", ""), ("1", "%"),
+    ("m", "m-1"),
 ])  # fmt: skip
 def test_units_that_differ(a, b):
     assert not same_units(a, b) and not same_units(b, a)
