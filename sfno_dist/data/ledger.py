@@ -1,0 +1,142 @@
+"""The read ledger: bytes asked for and bytes of chunks touched, in every process.
+
+``sfno_dist.data.ledger.LEDGER`` counts each read of a file that ``open_dataset`` opened. A read counts in full, also
+where the library still holds the chunk from the read before. Coordinates, read once at opening, are not counted.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xarray as xr
+from xarray.backends.common import BackendArray
+from xarray.core import indexing
+
+from sfno_dist.data.chunks import Index, StoredLayout
+
+
+@dataclass
+class Reads:
+    """Of one variable in one file, or a sum: bytes as stored, uncompressed, and how many reads."""
+
+    asked: int = 0
+    touched: int = 0
+    reads: int = 0
+    layout: StoredLayout | None = None
+
+    @property
+    def amplification(self) -> float:
+        """Bytes touched per byte asked for; 1 where nothing was read."""
+        return self.touched / self.asked if self.asked else 1.0
+
+
+class ReadLedger:
+    """Counts of this process; those of its DataLoader workers join in where ``of_workers`` starts them.
+
+    ``entries``: {(file, variable in it): Reads}, without those of workers, of whom only the sum comes back.
+    A forked process starts from nothing.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[tuple[str, str], Reads] = {}
+        self._workers: list[torch.Tensor] = []
+        self._mirror: np.ndarray | None = None  # in a worker: its row of the counts that the parent sees
+        self._reading = True
+        self._lock = threading.Lock()
+
+    def note(self, path: str, variable: str, layout: StoredLayout, index: Sequence[Index]) -> None:
+        """Counts a read of the values of ``variable`` at ``index``, one entry per dim of the stored array."""
+        asked, touched = layout.asked(index), layout.touched(index)
+        with self._lock:
+            entry = self.entries.setdefault((path, variable), Reads(layout=layout))
+            entry.asked += asked
+            entry.touched += touched
+            entry.reads += 1
+            if self._mirror is not None:
+                self._mirror += (asked, touched, 1)
+
+    @property
+    def total(self) -> Reads:
+        """Of all files, this process and its workers together."""
+        with self._lock:
+            counts = [(entry.asked, entry.touched, entry.reads) for entry in self.entries.values()]
+            counts += [tuple(row) for shared in self._workers for row in shared.tolist()]
+        return Reads(*(sum(column) for column in zip(*counts, strict=True))) if counts else Reads()
+
+    def clear(self) -> None:
+        with self._lock:
+            self.entries.clear()
+            for shared in self._workers:
+                shared.zero_()
+
+    def of_workers(self, count: int) -> Callable[[int], None]:
+        """A ``worker_init_fn`` for a DataLoader of ``count`` workers: their sums join ``total``, forked or spawned."""
+        shared = torch.zeros(count, 3, dtype=torch.int64).share_memory_()
+        self._workers.append(shared)
+        return _WorkerStart(shared)
+
+    @contextmanager
+    def without_reading(self) -> Iterator[None]:
+        """Within it reads are counted and give zeros, so that what a layout costs is known before any is made."""
+        self._reading = False
+        try:
+            yield
+        finally:
+            self._reading = True
+
+    @property
+    def reading(self) -> bool:
+        return self._reading
+
+    def _start_anew(self, mirror: torch.Tensor | None = None) -> None:
+        self.entries, self._workers, self._lock = {}, [], threading.Lock()
+        self._mirror = None if mirror is None else mirror.numpy()
+
+
+class _WorkerStart:
+    def __init__(self, shared: torch.Tensor) -> None:
+        self.shared = shared
+
+    def __call__(self, worker: int) -> None:
+        LEDGER._start_anew(self.shared[worker])
+
+
+LEDGER = ReadLedger()
+os.register_at_fork(after_in_child=LEDGER._start_anew)
+
+
+def watched(dataset: xr.Dataset, path: str) -> xr.Dataset:
+    """The lazy dataset of a file; every read of its variables is noted in the ledger, whoever makes it."""
+    fields = {
+        name: xr.Variable(field.dims, _watched(field.variable, path, str(name)), field.attrs, field.encoding)
+        for name, field in dataset.data_vars.items()
+        if field.ndim > 0
+    }
+    return dataset.assign(fields)
+
+
+def _watched(variable: xr.Variable, path: str, name: str) -> indexing.LazilyIndexedArray:
+    return indexing.LazilyIndexedArray(_Watched(variable, path, name))
+
+
+class _Watched(BackendArray):
+    """A stored array that tells the ledger what is read of it."""
+
+    def __init__(self, variable: xr.Variable, path: str, name: str) -> None:
+        self.variable, self.path, self.name = variable, path, name
+        self.shape, self.dtype = variable.shape, variable.dtype
+        self.layout = StoredLayout.of(variable)
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:
+        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
+
+    def _read(self, key: tuple) -> np.ndarray:
+        LEDGER.note(self.path, self.name, self.layout, key)
+        part = self.variable[key]
+        return part.values if LEDGER.reading else np.zeros(part.shape, part.dtype)
