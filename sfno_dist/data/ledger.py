@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import xarray as xr
-from xarray.backends.common import BackendArray
-from xarray.core import indexing
 
-from sfno_dist.data.chunks import Index, StoredLayout
+from sfno_dist.data.layout import Index, StoredLayout, positions
 
 
 @dataclass
 class Reads:
     """Of one variable in one file, or a sum: bytes as stored, uncompressed, and how many reads."""
 
+    layout: StoredLayout | None = None
     asked: int = 0
     touched: int = 0
     reads: int = 0
-    layout: StoredLayout | None = None
 
     @property
     def amplification(self) -> float:
@@ -50,16 +48,21 @@ class ReadLedger:
         self._reading = True
         self._lock = threading.Lock()
 
-    def note(self, path: str, variable: str, layout: StoredLayout, index: Sequence[Index]) -> None:
-        """Counts a read of the values of ``variable`` at ``index``, one entry per dim of the stored array."""
+    def read(self, variable: xr.Variable, index: tuple[Index, ...], *, path: str, name: str) -> xr.Variable:
+        """``variable[index]``, noted as a read of the array ``name`` in the file ``path``; one entry per dim."""
+        with self._lock:
+            entry = self.entries.get((path, name))
+        layout = StoredLayout.of(variable) if entry is None else entry.layout
         asked, touched = layout.asked(index), layout.touched(index)
         with self._lock:
-            entry = self.entries.setdefault((path, variable), Reads(layout=layout))
-            entry.asked += asked
-            entry.touched += touched
-            entry.reads += 1
+            entry = self.entries.setdefault((path, name), Reads(layout))
+            entry.asked, entry.touched, entry.reads = entry.asked + asked, entry.touched + touched, entry.reads + 1
             if self._mirror is not None:
                 self._mirror += (asked, touched, 1)
+        if self._reading:
+            return variable[index]
+        shape = tuple(np.size(positions(n, part)) for n, part in zip(variable.shape, index, strict=True))
+        return xr.Variable(variable.dims, np.zeros(shape, variable.dtype))
 
     @property
     def total(self) -> Reads:
@@ -67,7 +70,7 @@ class ReadLedger:
         with self._lock:
             counts = [(entry.asked, entry.touched, entry.reads) for entry in self.entries.values()]
             counts += [tuple(row) for shared in self._workers for row in shared.tolist()]
-        return Reads(*(sum(column) for column in zip(*counts, strict=True))) if counts else Reads()
+        return Reads(None, *(sum(column) for column in zip(*counts, strict=True))) if counts else Reads()
 
     def clear(self) -> None:
         with self._lock:
@@ -90,10 +93,6 @@ class ReadLedger:
         finally:
             self._reading = True
 
-    @property
-    def reading(self) -> bool:
-        return self._reading
-
     def _start_anew(self, mirror: torch.Tensor | None = None) -> None:
         self.entries, self._workers, self._lock = {}, [], threading.Lock()
         self._mirror = None if mirror is None else mirror.numpy()
@@ -109,34 +108,3 @@ class _WorkerStart:
 
 LEDGER = ReadLedger()
 os.register_at_fork(after_in_child=LEDGER._start_anew)
-
-
-def watched(dataset: xr.Dataset, path: str) -> xr.Dataset:
-    """The lazy dataset of a file; every read of its variables is noted in the ledger, whoever makes it."""
-    fields = {
-        name: xr.Variable(field.dims, _watched(field.variable, path, str(name)), field.attrs, field.encoding)
-        for name, field in dataset.data_vars.items()
-        if field.ndim > 0
-    }
-    return dataset.assign(fields)
-
-
-def _watched(variable: xr.Variable, path: str, name: str) -> indexing.LazilyIndexedArray:
-    return indexing.LazilyIndexedArray(_Watched(variable, path, name))
-
-
-class _Watched(BackendArray):
-    """A stored array that tells the ledger what is read of it."""
-
-    def __init__(self, variable: xr.Variable, path: str, name: str) -> None:
-        self.variable, self.path, self.name = variable, path, name
-        self.shape, self.dtype = variable.shape, variable.dtype
-        self.layout = StoredLayout.of(variable)
-
-    def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:
-        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
-
-    def _read(self, key: tuple) -> np.ndarray:
-        LEDGER.note(self.path, self.name, self.layout, key)
-        part = self.variable[key]
-        return part.values if LEDGER.reading else np.zeros(part.shape, part.dtype)

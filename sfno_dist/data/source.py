@@ -13,7 +13,6 @@ import xarray as xr
 
 from sfno_dist.data.checks import check_file, check_values
 from sfno_dist.data.errors import DataError
-from sfno_dist.data.ledger import watched
 from sfno_dist.data.names import find_coordinate, find_variable
 from sfno_dist.geometry import Grid, GridError
 
@@ -27,7 +26,7 @@ class SourceFile:
     def __init__(self, path: str) -> None:
         check_file(path)
         self.path = path
-        self.dataset = watched(_open(path), path)
+        self.dataset = _open(path)
         lat, lon = (self._dim(which) for which in ("lat", "lon"))
         self.dims = {"lat": lat, "lon": lon, "time": find_coordinate(self.dataset, "time")}
         latitudes, longitudes = (self.dataset[x].values.astype(np.float64) for x in (lat, lon))

@@ -55,32 +55,32 @@ class StoredLayout:
     def asked(self, index: Sequence[Index]) -> int:
         """Bytes of the values wanted, as they are stored: one entry of ``index`` per dim, each taken by itself."""
         wanted = zip(self.shape, index, strict=True)
-        return self.itemsize * math.prod(np.size(_positions(n, part)) for n, part in wanted)
+        return self.itemsize * math.prod(np.size(positions(n, part)) for n, part in wanted)
 
     def touched(self, index: Sequence[Index]) -> int:
         """Bytes, uncompressed, of the chunks that hold the values wanted; each chunk once for one read."""
-        positions = [_positions(n, part) for n, part in zip(self.shape, index, strict=True)]
-        if any(part.size == 0 for part in positions):
+        places = [positions(n, part) for n, part in zip(self.shape, index, strict=True)]
+        if any(part.size == 0 for part in places):
             return 0
         if self.chunks is None:
-            return self._sieved(positions)
+            return self._sieved(places)
         # A product over dims: values decoded along each. Chunk i of a dim of n spans i * chunk to (i + 1) * chunk.
-        return self.itemsize * math.prod(map(self._decoded, self.shape, self.chunks, positions))
+        return self.itemsize * math.prod(map(self._decoded, self.shape, self.chunks, places))
 
-    def _decoded(self, n: int, chunk: int, positions: np.ndarray) -> int:
-        hit = np.unique(positions // chunk)
+    def _decoded(self, n: int, chunk: int, places: np.ndarray) -> int:
+        hit = np.unique(places // chunk)
         ends = (hit + 1) * chunk
         return int((np.minimum(ends, n) if self.compressed else ends).sum() - (hit * chunk).sum())
 
-    def _sieved(self, positions: list[np.ndarray]) -> int:
+    def _sieved(self, places: list[np.ndarray]) -> int:
         """Bytes read of an array in one piece: from the first run on, a buffer at a time."""
         strides = self.itemsize * np.cumprod([1, *self.shape[:0:-1]])[::-1]
         starts = np.zeros(1, np.int64)
-        for part, stride in zip(positions[:-1], strides[:-1], strict=True):
+        for part, stride in zip(places[:-1], strides[:-1], strict=True):
             starts = (starts[:, None] + np.sort(part) * stride).ravel()
-        if positions:
-            starts = starts + int(positions[-1].min()) * self.itemsize
-        length = self.itemsize * (int(np.ptp(positions[-1])) + 1 if positions else 1)
+        if places:
+            starts = starts + int(places[-1].min()) * self.itemsize
+        length = self.itemsize * (int(np.ptp(places[-1])) + 1 if places else 1)
         if length >= SIEVE_BYTES:
             return length * starts.size
         total, run, size = 0, 0, self.itemsize * math.prod(self.shape)
@@ -95,7 +95,7 @@ class StoredLayout:
         return text + (f" in shards of {' x '.join(map(str, self.shards))}" if self.shards else "")
 
 
-def _positions(n: int, part: Index) -> np.ndarray:
+def positions(n: int, part: Index) -> np.ndarray:
     """The places along a dim of ``n`` that an index picks   [k] int64, none negative"""
     if isinstance(part, slice):
         return np.arange(n)[part]
@@ -107,16 +107,18 @@ def tile_chunks(row_bounds: Sequence[int], column_bounds: Sequence[int], itemsiz
 
     ``row_bounds`` [polar + 1] and ``column_bounds`` [azimuth + 1]: where each tile starts, and the end. Chunks are of
     one length while tiles may differ by one: 181 rows in tiles of 90 and 91 take chunks of 90, the last of which
-    holds one row. Chunks from which no tile reads more than 1.05 times its bytes come first, unless they are so small
-    that a tile takes more than ``MOST_CHUNKS`` of them: then opening them costs more than reading too much.
+    holds one row. No tile takes more than ``MOST_CHUNKS`` chunks: opening more costs more than reading too much. Of
+    those chunks, from which every tile reads at most 1.05 times its bytes, the cheapest; where there are none, those
+    that read the least too much.
     """
     # the worst tile's length decoded, as a multiple of its own, and its number of chunks, for chunk = 1, 2, ...
     (row_lengths, row_factors, row_counts), (lengths, factors, counts) = map(_worst, (row_bounds, column_bounds))
     amplification = np.outer(row_factors, factors)
     chunks = np.outer(row_counts, counts)
     cost = itemsize * np.outer(row_lengths, lengths) + REQUEST_BYTES * chunks
-    good = (amplification <= GOOD_AMPLIFICATION) & (chunks <= MOST_CHUNKS)
-    best = np.argmin(np.where(good, cost, np.inf) if good.any() else cost)
+    few = chunks <= MOST_CHUNKS
+    good = few & (amplification <= GOOD_AMPLIFICATION)
+    best = np.argmin(np.where(good, cost, np.inf) if good.any() else np.where(few, amplification, np.inf))
     rows, columns = np.unravel_index(best, cost.shape)
     return int(rows) + 1, int(columns) + 1
 
