@@ -1,78 +1,195 @@
-"""Checks of files and of the values that are read from them."""
+"""Checks of files before they are opened, and of the values that are read from them."""
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from sfno_dist.data.calendars import time_text
 from sfno_dist.data.errors import DataError
+from sfno_dist.data.netcdf3 import Header
 
 # Where netCDF was never written it reads as the library's fill value, which is finite (netcdf.h, NC_FILL_FLOAT).
 DEFAULT_FILL = 9.969209968386869e36
-SIGNATURES = {b"PK\x03\x04": "a ZIP archive; unpack it first", b"\x1f\x8b": "gzip-compressed; unpack it first"}
+# No field of the atmosphere or ocean comes near; fill codes that files fail to declare (1e20, 1e34) lie beyond.
+LARGEST = 1e15
+ZARR_MARKERS = (".zgroup", ".zmetadata", ".zarray", "zarr.json")
+HDF5 = b"\x89HDF\r\n\x1a\n"
+SIGNATURES = {
+    b"\x1f\x8b": "gzip-compressed; unpack it first (gunzip)",
+    b"BZh": "bzip2-compressed; unpack it first (bunzip2)",
+    b"\xfd7zXZ": "xz-compressed; unpack it first (unxz)",
+    b"\x28\xb5\x2f\xfd": "zstd-compressed; unpack it first (unzstd)",
+    b"GRIB": "a GRIB file; convert it to netCDF first (grib_to_netcdf, or cdo -f nc4 copy)",
+    b"\x0e\x03\x13\x01": "an HDF4 file; convert it to netCDF first (h4toh5)",
+}
 
 
 def files(paths: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
     """Files and zarr folders that paths and globs name, in order; ``DataError`` for one that names nothing."""
     found: list[str] = []
     for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
-        text = os.fspath(path)
-        matches = sorted(glob.glob(text)) if glob.has_magic(text) else [text] * os.path.exists(text)
+        text = os.path.expanduser(os.fspath(path))
+        if "://" in text:
+            raise DataError(f"{text}: remote stores are not read; copy the files to a disk and name them there")
+        # A name is taken as it stands before its brackets are read as a pattern.
+        matches = [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True))
+        if not matches and os.path.islink(text):
+            raise DataError(f"{text}: a link to {os.readlink(text)}, which does not exist; mend the link")
         if not matches:
             raise DataError(f"{text}: no such file, seen from {Path.cwd()}; check the path")
         found += matches
     if not found:
         raise DataError("no data files were named; name a file, a zarr folder or a glob")
-    return found
+    by_place: dict[str, str] = {}
+    for path in found:
+        by_place.setdefault(os.path.realpath(path), path)
+    return list(by_place.values())
 
 
 def check_file(path: str) -> None:
     """``DataError`` for a file that is not netCDF or zarr, or was cut off while it was copied."""
-    if os.path.isdir(path):
-        markers = (".zgroup", ".zmetadata", "zarr.json")
-        if not any(os.path.exists(os.path.join(path, marker)) for marker in markers):
-            raise DataError(f"{path}: a folder that is no zarr group (none of {', '.join(markers)} in it)")
+    try:
+        if os.path.isdir(path):
+            _check_folder(path)
+        else:
+            _check_start(path)
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: str, error: BaseException, what: str = "it") -> DataError:
+    """The error of a file that the system or its library fails to read."""
+    number = getattr(error, "errno", None)
+    if isinstance(error, PermissionError) or number in (errno.EACCES, errno.EPERM):
+        return DataError(f"{path}: permission denied; ask its owner for the right to read it (chmod a+r)")
+    if number in (errno.EMFILE, errno.ENFILE):
+        return DataError(f"{path}: too many files are open in this process; raise the limit (ulimit -n)")
+    if number in (errno.EAGAIN, errno.ENOLCK):
+        return DataError(
+            f"{path}: HDF5 cannot lock it (a program is writing it, or the file system has no locks); wait for the "
+            f"writer, or set HDF5_USE_FILE_LOCKING=FALSE"
+        )
+    if number == errno.ENOENT:
+        return DataError(f"{path}: it is gone; put it back and start again")
+    lines = str(error).splitlines() or [type(error).__name__]
+    return DataError(f"{path}: {what} cannot be read ({lines[0]}); the file is damaged, copy it again")
+
+
+def _check_folder(path: str) -> None:
+    names = os.listdir(path)
+    if any(marker in names for marker in ZARR_MARKERS[:2] + ZARR_MARKERS[3:]):
         return
+    if ".zarray" in names:
+        raise DataError(f"{path}: a single zarr array; name the zarr group that holds it, {os.path.dirname(path)}")
+    held = [name for name in sorted(names) if name.endswith((".nc", ".nc4", ".h5", ".hdf5", ".zarr"))]
+    hint = f"; to read the files in it, name {os.path.join(path, '*' + os.path.splitext(held[0])[1])}" if held else ""
+    raise DataError(f"{path}: a folder that is no zarr group (none of .zgroup, .zmetadata, zarr.json in it){hint}")
+
+
+def _check_start(path: str) -> None:
     with open(path, "rb") as file:
         start = file.read(64)
-    if start[:3] == b"CDF":
+    if start[:3] == b"CDF" and start[3:4] in (b"\x01", b"\x02", b"\x05"):
         check_netcdf3_length(path)
-    elif start[:8] != b"\x89HDF\r\n\x1a\n":
-        what = next((text for signature, text in SIGNATURES.items() if start.startswith(signature)), None)
-        shown = start[:16].decode("ascii", "replace").split("\n")[0]
-        raise DataError(f"{path}: not netCDF, HDF5 or zarr: it is {what or f'a file that starts with {shown!r}'}")
+    elif not _is_hdf5(path, start):
+        raise DataError(f"{path}: not netCDF, HDF5 or zarr: it is {_what_it_is(path, start)}")
+
+
+def _is_hdf5(path: str, start: bytes) -> bool:
+    """Whether the signature stands at the start or, after a user's block, at 512, 1024, 2048 ... bytes."""
+    if start[:8] == HDF5:
+        return True
+    with open(path, "rb") as file:
+        for place in (512 << n for n in range(6)):
+            file.seek(place)
+            if file.read(8) == HDF5:
+                return True
+    return False
+
+
+def _what_it_is(path: str, start: bytes) -> str:
+    if not start:
+        return "empty; copy or download it again"
+    if start.startswith(b"PK"):
+        return _zip_contents(path)
+    for signature, text in SIGNATURES.items():
+        if start.startswith(signature):
+            return text
+    if not start.strip(b"\0"):
+        return "nothing but zero bytes at its start; copy or download it again"
+    shown = start[:24].decode("ascii", "replace").lstrip().split("\n")[0]
+    page = shown.lower().startswith(("<!doctype", "<html", "<?xml", "{"))
+    return f"a file that starts with {shown!r}" + ("; a web page or message was saved in its place" if page else "")
+
+
+def _zip_contents(path: str) -> str:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if not name.endswith("/")]
+    except (zipfile.BadZipFile, OSError):
+        return "a ZIP archive, and a damaged one; download it again"
+    shown = ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
+    return f"a ZIP archive of {len(names)} files ({shown}); unpack it and name the files in it"
 
 
 def check_netcdf3_length(path: str) -> None:
     """A truncated netCDF-3 file reads without error, the lost part as a constant: only its length tells."""
-    from scipy.io import netcdf_file
-
+    actual = os.path.getsize(path)
     try:
-        with netcdf_file(path, "r", mmap=True):
-            pass
-    except (ValueError, TypeError, OSError, IndexError) as error:
-        raise DataError(f"{path}: shorter than its header says ({error}); copy it again") from error
+        with open(path, "rb") as file:
+            promised = Header(file).length()
+    except (EOFError, IndexError, MemoryError, OverflowError) as error:
+        raise DataError(f"{path}: its header is cut off or damaged; the file is damaged, copy it again") from error
+    if actual < promised:
+        raise DataError(f"{path}: has {actual} bytes where its header promises {promised}; copy it again")
 
 
-def check_values(values: np.ndarray, *, variable: str, times: np.ndarray, source: str) -> None:
-    """``DataError`` for NaN, infinite or never-written values; ``values`` [..., H, W] read at ``times``."""
-    # One pass over good data: NaN, infinities and the default fill all make this false.
-    if values.size == 0 or float(np.max(np.abs(values))) < 0.99 * DEFAULT_FILL:
+def check_values(
+    values: np.ndarray, *, variable: str, times: np.ndarray, source: str, stored: str = "", may_miss: bool = False
+) -> None:
+    """``DataError`` for NaN (unless it ``may_miss`` values), infinite or never-written values.
+
+    ``values`` [..., H, W] are those read at ``times``; with ``may_miss`` never-written ones become NaN in place.
+    ``stored`` is the type they have in the file.
+    """
+    if values.size == 0:
         return
-    kinds = {
-        "NaN": np.isnan(values),
-        "infinite": np.isinf(values),
-        f"never written ({DEFAULT_FILL:g}, the default fill of netCDF)": np.abs(values) >= 0.99 * DEFAULT_FILL,
-    }
-    for kind, wrong in kinds.items():
+    # Over good data these two passes are all: NaN and infinities make the comparison false.
+    lowest, highest = float(values.min()), float(values.max())
+    if -LARGEST < lowest <= highest < LARGEST:
+        return
+    unwritten = np.abs(values) >= 0.99 * DEFAULT_FILL
+    unwritten &= np.isfinite(values)
+    if may_miss:
+        values[unwritten] = np.nan
+    kinds = [
+        ("NaN", np.isnan(values) & (not may_miss)),
+        ("infinite", np.isinf(values)),
+        (f"never written ({DEFAULT_FILL:g}, the default fill of netCDF)", unwritten & (not may_miss)),
+        (f"beyond {LARGEST:g}, a fill code that the file does not declare", (np.abs(values) >= LARGEST) & ~unwritten),
+    ]
+    for kind, wrong in kinds:
         if wrong.any():
-            moment = np.atleast_1d(times)[int(np.argmax(wrong.reshape(np.size(times), -1).any(axis=1)))]
-            when = "" if np.isnat(moment) else f" at time {np.datetime_as_string(moment, 's')}"
+            remedy = "mend the file or choose variables without gaps"
+            if kind == "infinite":
+                remedy = "write it anew in float32" if stored == "float16" else remedy
+            else:
+                remedy = f"mend the file, or name {variable} in the option 'missing' to fill such values"
             raise DataError(
-                f"{source}: {variable} has {int(wrong.sum())} of {wrong.size} values {kind}{when}; "
-                f"mend the file or choose variables without gaps"
+                f"{source}: {variable}{' (stored as float16, largest value 65504)' * (stored == 'float16')} has "
+                f"{int(wrong.sum())} of {wrong.size} values {kind}{_when(wrong, times)}; {remedy}"
             )
+
+
+def _when(wrong: np.ndarray, times: np.ndarray) -> str:
+    """Words for the first time with a wrong value; none for a field without time."""
+    if np.size(times) == 0:
+        return ""
+    return f" at time {time_text(times[int(np.argmax(wrong.reshape(np.size(times), -1).any(axis=1)))])}"

@@ -3,53 +3,84 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import xarray as xr
+from tqdm import tqdm
 from xarray.backends.common import BackendArray
 from xarray.core import indexing
 
+from sfno_dist.data.accumulated import accumulation_hours
 from sfno_dist.data.checks import files
 from sfno_dist.data.errors import DataError, VariableMissingError
+from sfno_dist.data.merge import Series, common_times
 from sfno_dist.data.source import SourceFile
+from sfno_dist.data.units import same_units
 from sfno_dist.geometry import Grid
 
 
 def open_dataset(
-    paths: str | os.PathLike | Sequence[str | os.PathLike], variables: str | Sequence[str] | None = None
+    paths: str | os.PathLike | Sequence[str | os.PathLike],
+    variables: str | Sequence[str] | None = None,
+    *,
+    missing: Collection[str] = (),
+    member: int | None = None,
 ) -> xr.Dataset:
     """A lazy Dataset of float32 fields on (time, lat, lon), read when they are asked for.
 
     ``lat`` runs from north to south, ``lon`` eastward from the first meridian at or after 0, ``time`` is sorted and
-    unique; units are kept, packing is not. ``attrs["grid"]`` names the kind of the grid.
+    unique; units are kept, packing is not. ``attrs["grid"]`` names the kind of the grid. Times are datetime64, or
+    cftime dates in the calendars of models. ``complete`` [time] is False where the files themselves declare one of the
+    variables missing, which then reads as NaN. ``attrs["accumulation_hours"]`` of a variable says over how long it is
+    summed. The Dataset holds no open file: it may be pickled, forked, and read by threads.
 
     Args:
-        paths: netCDF or zarr: a path, a glob, or a list; files in any order, overlapping where they agree,
-            all variables in each or one in each.
+        paths: netCDF, HDF5 or zarr, of the layouts of the Climate Data Store, ARCO-ERA5, CMIP, makani and anemoi: a
+            path, a glob, or a list; files in any order, overlapping where they agree, all variables in each or one in
+            each.
         variables: names, matched exactly, then whatever their case, then by common synonyms (``t2m``, ``2t``,
             ``2m_temperature``); ``z500`` is variable ``z`` at 500 hPa. The fields bear the names asked for.
             Without it: every field on (time, lat, lon), named as in the file.
+        missing: variables that may lack values: they are NaN where the file has ``_FillValue`` or ``missing_value``.
+        member: number of the ensemble member to read, where the files hold several.
 
-    Raises ``DataError`` naming the file and the remedy; also later, where a value that is read is NaN or infinite.
+    Raises ``DataError`` naming the file and the remedy; also later, where a value that is read is infinite, or missing
+    in another variable, or where a file has changed since.
     """
-    sources = [SourceFile(path) for path in files(paths)]
+    names_of_files = files(paths)
+    sources: list[SourceFile] = []
+    for path in tqdm(names_of_files, desc="opening files", unit="file", delay=3.0, leave=False):
+        sources.append(SourceFile(path, member=member, like=sources[-1] if sources else None))
     grid = _common_grid(sources)
     names = [variables] if isinstance(variables, str) else list(variables or _all_fields(sources))
-    if len(set(names)) < len(names):
-        raise DataError(f"a variable is named twice in {', '.join(names)}")
+    _check_names(names, [missing] if isinstance(missing, str) else missing)
+    if member is not None and not any(field.member_dim for source in sources for field in source.fields.values()):
+        raise DataError(f"{sources[0].path}: member={member} was asked for, but no file has ensemble members; drop it")
     holders = {name: _holders(sources, name) for name in names}
-    places = {name: _merge_times(holders[name], name) for name in names}
-    times = _common_times(places, holders)
+    _refuse_one_field_twice(holders)
+    may_miss = {name: name in missing for name in names}
+    merged: dict[tuple[int, ...], Series] = {}
+    series = {}
+    for name in names:
+        key = tuple(map(id, holders[name]))
+        merged.setdefault(key, Series.of(holders[name]))
+        series[name] = merged[key]
+        series[name].refuse_conflicts(name, may_miss=may_miss[name])
+        holders[name][0].check_seam(name)
+    times = common_times(series)
+    complete = np.ones(len(times), bool)
+    fields = {}
+    for name in names:
+        complete &= series[name].complete(name)
+        lazy = indexing.LazilyIndexedArray(_Field(name, series[name], may_miss[name]))
+        fields[name] = (("time", "lat", "lon"), lazy, _common_attributes(holders[name], name, times))
     coordinates = {
         "time": ("time", times),
         "lat": ("lat", sources[0].latitudes, {"standard_name": "latitude", "units": "degrees_north"}),
         "lon": ("lon", grid.longitudes_degrees, {"standard_name": "longitude", "units": "degrees_east"}),
+        "complete": ("time", complete, {"long_name": "whether the files declare no variable missing"}),
     }
-    fields = {}
-    for name in names:
-        lazy = indexing.LazilyIndexedArray(_Field(name, holders[name], list(places[name].values())))
-        fields[name] = (("time", "lat", "lon"), lazy, _common_attributes(holders[name], name))
     return xr.Dataset(fields, coordinates, {"grid": grid.kind})
 
 
@@ -60,19 +91,27 @@ def open_static(path: str, variable: str) -> xr.DataArray:
         raise DataError(f"{path}: names {len(names)} files; a field without time comes from one")
     source = SourceFile(names[0])
     rows, columns = np.arange(source.grid.nlat), np.arange(source.grid.nlon)
-    _, attributes = source.variable(variable)
+    field = source.variable(variable)
+    source.check_seam(variable)
     coordinates = {"lat": source.latitudes, "lon": source.grid.longitudes_degrees}
-    values = source.read(variable, None, rows, columns)
-    return xr.DataArray(values, coordinates, ("lat", "lon"), variable, {"units": attributes.get("units", "")})
+    if source.dims["time"] in field.dims:
+        if source.times.size != 1:
+            raise DataError(f"{path}: {variable} has {source.times.size} times; give a field without time, or at one")
+        values = source.read(variable, np.array([0]), rows, columns)[0]
+    else:
+        values = source.read(variable, None, rows, columns)
+    units = {"units": field.attributes.get("units", "")}
+    return xr.DataArray(values, coordinates, ("lat", "lon"), variable, units)
 
 
 class _Field(BackendArray):
     """A variable over all files; knows where each canonical time lies and reads just what is indexed."""
 
-    def __init__(self, name: str, sources: list[SourceFile], places: list[tuple[int, int]]) -> None:
-        self.name, self.sources, self.places = name, sources, np.asarray(places)
-        self.shape = (len(places), *sources[0].grid.shape)
+    def __init__(self, name: str, series: Series, may_miss: bool) -> None:
+        self.name, self.series, self.may_miss = name, series, may_miss
+        self.shape = (len(series.places), *series.sources[0].grid.shape)
         self.dtype = np.dtype(np.float32)
+        self._warned = False
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
@@ -80,45 +119,81 @@ class _Field(BackendArray):
     def _read(self, key: tuple) -> np.ndarray:
         times, rows, columns = (np.atleast_1d(np.arange(n)[part]) for n, part in zip(self.shape, key, strict=True))
         values = np.empty((len(times), len(rows), len(columns)), np.float32)
-        files_of = self.places[times, 0]
+        files_of = self.series.places[times, 0]
         for number in np.unique(files_of):
             mine = np.flatnonzero(files_of == number)
-            indices = self.places[times[mine], 1]
-            values[mine] = self.sources[number].read(self.name, indices, rows, columns)
+            indices = self.series.places[times[mine], 1]
+            source = self.series.sources[number]
+            values[mine] = source.read(self.name, indices, rows, columns, may_miss=self.may_miss)
+            if not self._warned:
+                self._warned = source.warn_implausible(self.name, values[mine])
         scalar = tuple(0 if isinstance(part, (int, np.integer)) else slice(None) for part in key)
         return values[scalar]
 
 
-def _common_attributes(sources: list[SourceFile], name: str) -> dict:
+def _check_names(names: list[str], missing: Collection[str]) -> None:
+    if len(set(names)) < len(names):
+        raise DataError(f"a variable is named twice in {', '.join(names)}")
+    unknown = sorted(set(missing) - set(names))
+    if unknown:
+        raise DataError(f"the option 'missing' names {', '.join(unknown)}, not among the variables {', '.join(names)}")
+
+
+def _refuse_one_field_twice(holders: dict[str, list[SourceFile]]) -> None:
+    seen: dict[tuple, str] = {}
+    for name, sources in holders.items():
+        source = sources[0]
+        key = (source.path, *source.stored_name(name))
+        if key in seen:
+            raise DataError(f"{source.path}: {seen[key]} and {name} are the same variable {key[1]}; name it once")
+        seen[key] = name
+
+
+def _common_attributes(sources: list[SourceFile], name: str, times: np.ndarray) -> dict:
     """Units and names of a variable; ``DataError`` where the files' units differ."""
-    _, attributes = sources[0].variable(name)
-    units = attributes.get("units", "")
+    attributes = sources[0].variable(name).attributes
+    units = str(attributes.get("units", ""))
+    seen = {units}
     for source in sources[1:]:
-        other = source.variable(name)[1].get("units", "")
-        if other != units:
+        other = str(source.fields[source.stored_name(name)[0]].attributes.get("units", ""))
+        if other not in seen and not same_units(other, units):
             raise DataError(
                 f"{source.path}: {name} has units {other!r}, {sources[0].path} has {units!r}; convert one of them"
             )
-    return {key: attributes[key] for key in ("units", "long_name", "standard_name") if key in attributes}
+        seen.add(other)
+    hours = accumulation_hours(sources[0].stored_name(name)[0], attributes, times)
+    return dict(attributes) if hours is None else {**attributes, "accumulation_hours": hours}
 
 
 def _common_grid(sources: list[SourceFile]) -> Grid:
-    grid = sources[0].grid
+    first = sources[0]
     for source in sources:
-        if source.grid != grid:
-            raise DataError(
-                f"{source.path}: is on grid {source.grid}, {sources[0].path} on {grid}; give files of one grid"
-            )
+        if source.grid != first.grid and not _same_points(source, first):
+            raise DataError(f"{source.path}: is on grid {source.grid}, {first.path} on {first.grid}; give files of one grid")
         if source.times.size == 0:
             raise DataError(f"{source.path}: has no time coordinate; fields without time are not samples")
-    return grid
+        if source.calendar != first.calendar:
+            raise DataError(
+                f"{source.path}: counts in the {source.calendar} calendar, {first.path} in {first.calendar}; give files "
+                f"of one calendar"
+            )
+    return first.grid
+
+
+def _same_points(a: SourceFile, b: SourceFile) -> bool:
+    """Whether two grids differ by the rounding of their coordinates only."""
+    if a.grid.shape != b.grid.shape or a.grid.kind != b.grid.kind:
+        return False
+    turn = abs(a.grid.first_longitude - b.grid.first_longitude)
+    near = 0.01 * np.abs(np.diff(b.latitudes)).min()
+    return turn < 0.01 * 360.0 / b.grid.nlon and bool(np.abs(a.latitudes - b.latitudes).max() < near)
 
 
 def _all_fields(sources: list[SourceFile]) -> list[str]:
-    names = list(dict.fromkeys(name for source in sources for name in source.fields()))
+    names = list(dict.fromkeys(name for source in sources for name in source.field_names()))
     if not names:
-        held = ", ".join(map(str, sources[0].dataset))
-        raise DataError(f"{sources[0].path}: no variable on (time, lat, lon); the file holds {held}")
+        held = ", ".join(sources[0].fields) or "no fields"
+        raise DataError(f"{sources[0].path}: no variable on (time, lat, lon) alone; the file holds {held}")
     return names
 
 
@@ -127,49 +202,10 @@ def _holders(sources: list[SourceFile], name: str) -> list[SourceFile]:
     found, missing = [], None
     for source in sources:
         try:
-            source.variable(name)
+            source.variable(name) if not found or source.fields is not found[-1].fields else None
             found.append(source)
         except VariableMissingError as error:
             missing = error
     if not found and missing:
         raise missing
     return found
-
-
-def _common_times(places: dict[str, dict], holders: dict[str, list[SourceFile]]) -> np.ndarray:
-    """The times of every variable, which must be the same."""
-    (first, times), *others = ((name, set(found)) for name, found in places.items())
-    for name, found in others:
-        if found != times:
-            lacking, having, which = (name, first, times - found) if times - found else (first, name, found - times)
-            raise DataError(
-                f"{holders[lacking][0].path}: {lacking} has no time {np.datetime_as_string(min(which), 's')}, which "
-                f"{having} has ({len(which)} such times); give files that cover the same times"
-            )
-    return np.array(list(places[first]))
-
-
-def _merge_times(sources: list[SourceFile], name: str) -> dict[np.datetime64, tuple[int, int]]:
-    """(file, index in it) of each time, sorted; of a time that comes twice the first, once the values agree."""
-    found: dict[np.datetime64, tuple[int, int]] = {}
-    for s, source in enumerate(sources):
-        for i, time in enumerate(source.times):
-            if np.isnat(time):
-                raise DataError(f"{source.path}: time number {i} is missing")
-            if time in found:
-                _refuse_conflict(sources, found[time], (s, i), name)
-            found.setdefault(time, (s, i))
-    return {time: found[time] for time in sorted(found)}
-
-
-def _refuse_conflict(sources: list[SourceFile], first: tuple[int, int], second: tuple[int, int], name: str) -> None:
-    rows, columns = (np.arange(n) for n in sources[0].grid.shape)
-    a, b = (sources[s].read(name, np.array([i]), rows, columns) for s, i in (first, second))
-    # Files packed one by one round the same value differently: by about 1/65000 of the range.
-    tolerance = 1e-4 * max(float(np.ptp(a)), 1e-6 * float(np.abs(a).max()))
-    if np.abs(a - b).max() > tolerance:
-        (s, i), (other, _) = second, first
-        raise DataError(
-            f"{sources[s].path}: values conflict with {sources[other].path}: {name} at time "
-            f"{np.datetime_as_string(sources[s].times[i], 's')} differs by {np.abs(a - b).max():g}; remove one of them"
-        )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sfno_dist.data.calendars import instants
 from sfno_dist.data.errors import DataError
 
 MINUTES = {"hours": 60, "days": 24 * 60}
@@ -35,7 +36,7 @@ class TimeStep:
         """The spacing that most neighbouring times have; ``DataError`` where there is none in whole hours."""
         if len(times) < 2:
             raise DataError("a step between times needs at least 2 of them; name one with data.step")
-        months = np.diff(times.astype("datetime64[M]").astype(np.int64))
+        months = np.diff(cls(1, "months").ordinals(times))
         minutes = np.diff(cls(1, "hours").ordinals(times))
         # Months are told by times that come once in each, at least 27 days apart.
         if np.all(months >= 1) and np.all(minutes >= 27 * MINUTES["days"]):
@@ -53,7 +54,12 @@ class TimeStep:
         return f"{self.count} {self.unit if self.count > 1 else self.unit[:-1]}"
 
     def ordinals(self, times: np.ndarray) -> np.ndarray:
-        """Whole months, or minutes, since 1970: equal times have equal ordinals   [n] int64"""
+        """Whole months, or minutes, since 1970 in the times' calendar: equal times have equal ordinals   [n] int64"""
+        times = np.asarray(times)
+        if times.dtype == object:  # cftime dates
+            if self.unit == "months":
+                return np.array([12 * (time.year - 1970) + time.month - 1 for time in times], dtype=np.int64)
+            return (instants(times) + 30 * 10**6) // (60 * 10**6)
         unit = "M" if self.unit == "months" else "m"
         half = np.timedelta64(0, "s") if unit == "M" else np.timedelta64(30, "s")
         return (np.asarray(times, dtype="datetime64[ns]") + half).astype(f"datetime64[{unit}]").astype(np.int64)
