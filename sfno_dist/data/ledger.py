@@ -52,7 +52,7 @@ class ReadLedger:
         """``variable[index]``, noted as a read of the array ``name`` in the file ``path``; one entry per dim."""
         with self._lock:
             entry = self.entries.get((path, name))
-        layout = StoredLayout.of(variable) if entry is None else entry.layout
+        layout = (entry and entry.layout) or StoredLayout.of(variable)
         asked, touched = layout.asked(index), layout.touched(index)
         with self._lock:
             entry = self.entries.setdefault((path, name), Reads(layout))

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
+import zarr
+import zarr.codecs
 from tqdm import tqdm
 
-from sfno_dist.data.layout import tile_chunks
+from sfno_dist.data.checks import files
 from sfno_dist.data.errors import DataError
-from sfno_dist.data.ledger import LEDGER
+from sfno_dist.data.layout import tile_chunks
 from sfno_dist.data.open import open_dataset
+from sfno_dist.data.source import SourceFile
 from sfno_dist.geometry import Grid
 from sfno_dist.mesh import Decomposition, ProcessMesh
 
-# Fields held in memory at once: so many times of one variable as fit, so that a chunk of many times is decoded once.
-MEMORY_BYTES = 256 * 2**20
+MEMORY_BYTES = 128 * 2**20  # of one variable, read at once
 
 
 def rechunk(
@@ -29,71 +31,93 @@ def rechunk(
     output: str | os.PathLike,
     mesh: ProcessMesh,
     *,
-    variables: str | Sequence[str] | None = None,
-    progress: bool = True,
+    variables: Sequence[str] | None = None,
+    missing: Sequence[str] = (),
+    member: int | None = None,
+    progress: bool = False,
 ) -> tuple[int, int]:
-    """Writes what ``open_dataset(paths, variables)`` reads, bit for bit, in chunks of one time x one tile of ``mesh``.
+    """Writes what ``open_dataset`` reads, bit for bit, in chunks of one time x one tile of ``mesh``.
 
     The zarr (format 3, without consolidated metadata, which the format does not have) is made beside ``output``
-    under a hidden name and renamed once it is whole; an interrupted run removes what it made and starts anew when it
-    is called again. Packing and other encodings of the files are dropped. Memory: 256 MiB and one chunk of the files.
+    under a hidden name and renamed once it is whole; an interrupted run removes what it made, and the next one starts
+    anew. Packing and other encodings of the files are dropped, and times that they declare missing. Memory: some
+    times 128 MiB, and one chunk of the files.
+
+    ``variables`` are, when none are named, all fields, those on pressure levels once for each level (``z500``).
 
     Returns rows and columns of a chunk, see ``tile_chunks``. Raises ``DataError`` for what cannot be read and where
     ``output`` exists.
     """
-    import zarr
-
     if int(zarr.__version__.split(".")[0]) < 3:
-        raise DataError(f"rechunk writes zarr format 3, for which zarr {zarr.__version__} is too old; pip install zarr>=3")
+        raise DataError(f"rechunk writes zarr format 3, for which zarr {zarr.__version__} is too old; install zarr>=3")
     target = Path(output)
-    if target.exists() or target.is_symlink():
+    if os.path.lexists(target):
         raise DataError(f"{target}: exists already; name another output or remove it first")
     if not target.absolute().parent.is_dir():
         raise DataError(f"{target}: the folder {target.absolute().parent} does not exist; make it first")
-    dataset = open_dataset(paths, variables)
+    names = list(variables or every_field(SourceFile(path, member=member) for path in files(paths)))
+    dataset = open_dataset(paths, names, missing=missing, member=member)
+    dataset = dataset.isel(time=np.flatnonzero(dataset["complete"].values)).drop_vars("complete")
     tiles = Decomposition(Grid.from_coordinates(dataset.lat.values, dataset.lon.values), mesh)
     chunks = tile_chunks(tiles.row_bounds, tiles.column_bounds)
-    with _whole_or_nothing(target) as partial:
+    with whole_or_nothing(target) as partial:
         _write(dataset, partial, chunks, progress)
     return chunks
 
 
-def _write(dataset: xr.Dataset, folder: Path, chunks: tuple[int, int], progress: bool) -> None:
-    import zarr
-    from zarr.codecs import BloscCodec
+def every_field(sources: Iterable[SourceFile]) -> list[str]:
+    """Fields on (time, lat, lon), and those on pressure levels once for each level, such as ``z500``."""
+    names: dict[str, None] = {}
+    sources = list(sources)
+    for source in sources:
+        flat = set(source.field_names())
+        for name, field in source.fields.items():
+            if name in flat:
+                names[name] = None
+            elif field.level_dim and source.dims["time"] in field.dims:
+                names.update(dict.fromkeys(f"{name}{level:g}" for level in field.levels if level % 1 == 0))
+    if not names:
+        source = sources[0]
+        raise DataError(f"{source.path}: no variable on (time, lat, lon); it holds {', '.join(source.fields)}")
+    return list(names)
 
-    # A chunk that gets lost later reads as NaN, which is refused, not as the zeros of an ordinary fill value.
-    how = {"dtype": "float32", "fill_value": float("nan"), "config": {"write_empty_chunks": True}}
-    dataset.coords.to_dataset().assign_attrs(dataset.attrs).to_zarr(folder, mode="w-", zarr_format=3, consolidated=False)
+
+def _write(dataset: xr.Dataset, folder: Path, chunks: tuple[int, int], progress: bool) -> None:
+    coordinates = dataset.coords.to_dataset().assign_attrs(dataset.attrs)
+    coordinates.to_zarr(folder, mode="w-", zarr_format=3, consolidated=False)
     group = zarr.open_group(folder, mode="r+", zarr_format=3)
-    shape = tuple(dataset.sizes[dim] for dim in ("time", "lat", "lon"))
-    with tqdm(total=4 * len(dataset) * int(np.prod(shape)), unit="B", unit_scale=True, disable=not progress) as bar:
+    count, *shape = (dataset.sizes[dim] for dim in ("time", "lat", "lon"))
+    field_bytes = 4 * int(np.prod(shape))
+    length = max(1, MEMORY_BYTES // field_bytes)  # times read at once, so that a chunk of many is decoded once
+    total = len(dataset.data_vars) * count * field_bytes
+    with tqdm(total=total, unit="B", unit_scale=True, disable=not progress) as bar:
         for name, field in dataset.data_vars.items():
+            bar.set_description(str(name))
             array = group.create_array(
                 str(name),
-                shape=shape,
+                shape=(count, *shape),
+                dtype="float32",
                 chunks=(1, *chunks),
-                compressors=BloscCodec(typesize=4, cname="lz4", clevel=5, shuffle="shuffle"),
+                compressors=zarr.codecs.BloscCodec(typesize=4, cname="lz4", clevel=5, shuffle="shuffle"),
+                # A chunk that is lost later reads as NaN, which is refused; the fill value is 0 otherwise.
+                fill_value=float("nan"),
+                config={"write_empty_chunks": True},
                 dimension_names=("time", "lat", "lon"),
-                attributes=dict(field.attrs),
-                **how,
+                attributes={key: _plain(value) for key, value in field.attrs.items()},
             )
-            bar.set_description(str(name))
-            for times in _blocks(field):
-                array[times] = field[times].values
-                bar.update(4 * (times.stop - times.start) * shape[1] * shape[2])
+            for start in range(0, count, length):
+                block = field[start : start + length].values
+                array[start : start + length] = block
+                bar.update(block.nbytes)
 
 
-def _blocks(field: xr.DataArray) -> Iterator[slice]:
-    """Runs of times to read at once: as many as a chunk of the files holds, as far as memory allows."""
-    count, size = field.sizes["time"], 4 * field.sizes["lat"] * field.sizes["lon"]
-    length = max(1, min(MEMORY_BYTES // size, 64))
-    for start in range(0, count, length):
-        yield slice(start, min(start + length, count))
+def _plain(value: Any) -> Any:
+    """An attribute as JSON takes it."""
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
 @contextmanager
-def _whole_or_nothing(target: Path) -> Iterator[Path]:
+def whole_or_nothing(target: Path) -> Iterator[Path]:
     """A hidden folder beside ``target`` that takes its name at the end, or vanishes with an error or interrupt."""
     partial = target.absolute().parent / f".{target.name}.{os.getpid()}.partial"
     try:
