@@ -15,7 +15,7 @@ import xarray as xr
 from sfno_dist.data.calendars import time_text
 from sfno_dist.data.checks import files
 from sfno_dist.data.errors import DataError
-from sfno_dist.data.ledger import LEDGER
+from sfno_dist.data.ledger import LEDGER, Reads
 from sfno_dist.data.open import open_dataset
 from sfno_dist.data.rechunk import every_field
 from sfno_dist.data.source import SourceFile
@@ -40,18 +40,24 @@ class TileReads:
 def tile_reads(dataset: xr.Dataset, mesh: ProcessMesh) -> list[TileReads]:
     """Of each process of a globe of ``mesh``, counted without reading a field from a lazy ``open_dataset``."""
     tiles = Decomposition(Grid.from_coordinates(dataset.lat.values, dataset.lon.values), mesh)
-    time = int(np.flatnonzero(dataset["complete"].values)[dataset["complete"].values.sum() // 2])
     found = []
-    with LEDGER.without_reading(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of values that are not plausible: they are not the files'
-        for place in range(mesh.globe_size):
-            rows, columns = tiles.tile(place)
-            before = LEDGER.total
-            for field in dataset.data_vars.values():
-                field[time, rows, columns].values  # noqa: B018
-            after = LEDGER.total
-            found.append(TileReads(rows, columns, after.asked - before.asked, after.touched - before.touched))
+    for place in range(mesh.globe_size):
+        rows, columns = tiles.tile(place)
+        planned = [_planned(field, rows, columns) for field in dataset.data_vars.values()]
+        values = (rows.stop - rows.start) * (columns.stop - columns.start)
+        needed = sum(values * next(iter(entries.values())).layout.itemsize for entries in planned)
+        touched = sum(entry.touched for entries in planned for entry in entries.values())
+        found.append(TileReads(rows, columns, needed, touched))
     return found
+
+
+def _planned(field: xr.DataArray, rows: slice, columns: slice) -> dict[tuple[str, str], Reads]:
+    """What a tile of one time in the middle takes of each array, without reading it."""
+    whole = np.flatnonzero(field["complete"].values)
+    with LEDGER.without_reading() as entries, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of values that are not plausible: they are not the file's
+        field[int(whole[len(whole) // 2]), rows, columns].values  # noqa: B018
+    return entries
 
 
 def amplification(reads: Sequence[TileReads]) -> float:
@@ -132,7 +138,6 @@ def _repeated(sources, name: str) -> int:
 
 def _variable_rows(dataset: xr.Dataset, sources) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("name", "units", "stored as", "dtype", "levels (hPa)", "dims", "chunks")]
-    noted = {(path, array): entry.layout for (path, array), entry in LEDGER.entries.items()}
     groups: dict[tuple[str, str], list[str]] = {}
     for name in map(str, dataset.data_vars):
         for source in sources:
@@ -144,12 +149,13 @@ def _variable_rows(dataset: xr.Dataset, sources) -> list[tuple[str, ...]]:
     by_path = {source.path: source for source in sources}
     for (path, stored), names in groups.items():
         field = by_path[path].fields[stored]
-        layout = noted.get((path, field.array))
+        planned = _planned(dataset[names[0]], slice(0, 1), slice(0, 1))
+        layout = next(iter(planned.values())).layout
         shown = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
         levels = ", ".join(f"{level:g}" for level in field.levels) if len(field.levels) < 8 else f"{len(field.levels)}"
         dims = " x ".join(f"{dim} {size}" for dim, size in zip(field.dims, field.sizes, strict=True))
         units = str(field.attributes.get("units", "")) or "none"
-        rows.append((shown, units, stored, field.dtype, levels or "-", dims, str(layout) if layout else "-"))
+        rows.append((shown, units, stored, field.dtype, levels or "-", dims, str(layout)))
     return rows
 
 

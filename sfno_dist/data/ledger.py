@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,10 +20,9 @@ from sfno_dist.data.layout import Index, StoredLayout, positions
 
 
 @dataclass
-class Reads:
-    """Of one variable in one file, or a sum: bytes as stored, uncompressed, and how many reads."""
+class Total:
+    """Bytes as stored, uncompressed: of the values asked for, and of the chunks that hold them."""
 
-    layout: StoredLayout | None = None
     asked: int = 0
     touched: int = 0
     reads: int = 0
@@ -32,6 +31,13 @@ class Reads:
     def amplification(self) -> float:
         """Bytes touched per byte asked for; 1 where nothing was read."""
         return self.touched / self.asked if self.asked else 1.0
+
+
+@dataclass
+class Reads(Total):
+    """Of one array in one file."""
+
+    layout: StoredLayout = field(kw_only=True)
 
 
 class ReadLedger:
@@ -52,12 +58,12 @@ class ReadLedger:
         """``variable[index]``, noted as a read of the array ``name`` in the file ``path``; one entry per dim."""
         with self._lock:
             entry = self.entries.get((path, name))
-        layout = (entry and entry.layout) or StoredLayout.of(variable)
+        layout = entry.layout if entry else StoredLayout.of(variable)
         asked, touched = layout.asked(index), layout.touched(index)
         with self._lock:
-            entry = self.entries.setdefault((path, name), Reads(layout))
+            entry = self.entries.setdefault((path, name), Reads(layout=layout))
             entry.asked, entry.touched, entry.reads = entry.asked + asked, entry.touched + touched, entry.reads + 1
-            if self._mirror is not None:
+            if self._mirror is not None and self._reading:
                 self._mirror += (asked, touched, 1)
         if self._reading:
             return variable[index]
@@ -65,12 +71,12 @@ class ReadLedger:
         return xr.Variable(variable.dims, np.zeros(shape, variable.dtype))
 
     @property
-    def total(self) -> Reads:
+    def total(self) -> Total:
         """Of all files, this process and its workers together."""
         with self._lock:
             counts = [(entry.asked, entry.touched, entry.reads) for entry in self.entries.values()]
             counts += [tuple(row) for shared in self._workers for row in shared.tolist()]
-        return Reads(None, *(sum(column) for column in zip(*counts, strict=True))) if counts else Reads()
+        return Total(*(sum(column) for column in zip(*counts, strict=True))) if counts else Total()
 
     def clear(self) -> None:
         with self._lock:
@@ -85,13 +91,16 @@ class ReadLedger:
         return _WorkerStart(shared)
 
     @contextmanager
-    def without_reading(self) -> Iterator[None]:
-        """Within it reads are counted and give zeros, so that what a layout costs is known before any is made."""
-        self._reading = False
+    def without_reading(self) -> Iterator[dict[tuple[str, str], Reads]]:
+        """Within it reads give zeros and go into the entries that it yields, not into those of real reads.
+
+        What a layout costs is so known before anything is read, by the very code that reads.
+        """
+        kept, self.entries, self._reading = self.entries, {}, False
         try:
-            yield
+            yield self.entries
         finally:
-            self._reading = True
+            self.entries, self._reading = kept, True
 
     def _start_anew(self, mirror: torch.Tensor | None = None) -> None:
         self.entries, self._workers, self._lock = {}, [], threading.Lock()

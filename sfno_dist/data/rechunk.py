@@ -74,7 +74,7 @@ def every_field(sources: Iterable[SourceFile]) -> list[str]:
         for name, field in source.fields.items():
             if name in flat:
                 names[name] = None
-            elif field.level_dim and source.dims["time"] in field.dims:
+            elif field.level_dim and source.dims["time"] in (None, *field.dims):
                 names.update(dict.fromkeys(f"{name}{level:g}" for level in field.levels if level % 1 == 0))
     if not names:
         source = sources[0]
