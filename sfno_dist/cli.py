@@ -67,6 +67,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_data_options(rechunk)
     rechunk.add_argument("output", metavar="OUTPUT.zarr", help="zarr folder to make")
     rechunk.set_defaults(run=_rechunk)
+    demo = commands.add_parser("demo", help="make weather-like data of any size and step")
+    demo.add_argument("output", metavar="OUTPUT", help="file.nc or folder.zarr to make")
+    for name, default, text in (
+        ("nlat", 64, "rows; with both poles where odd, cell centres where even"),
+        ("nlon", 128, "columns"),
+        ("days", 60, "length"),
+        ("step-hours", 6, "time between fields"),
+        ("seed", 0, "which weather"),
+    ):
+        demo.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default {default})")
+    demo.set_defaults(run=_demo)
     return parser
 
 
@@ -129,6 +140,14 @@ def _forecast(options: argparse.Namespace) -> None:
     if options.plot:
         plot.forecast_maps(result, forecasts.truth(reader, result, loaded), loaded.recipe, options.plot)
         print(f"wrote {options.plot}")
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from sfno_dist.data.demo import write_demo
+
+    choice = {name: getattr(options, name) for name in ("nlat", "nlon", "days", "step_hours", "seed")}
+    write_demo(options.output, progress=True, **choice)
+    print(f"wrote {options.output}: u, v, z, vo and orography")
 
 
 if __name__ == "__main__":

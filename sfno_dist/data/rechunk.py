@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from sfno_dist.data.checks import files
 from sfno_dist.data.errors import DataError
 from sfno_dist.data.layout import tile_chunks
 from sfno_dist.data.open import open_dataset
+from sfno_dist.data.output import check_output, whole_or_nothing
 from sfno_dist.data.source import SourceFile
 from sfno_dist.geometry import Grid
 from sfno_dist.mesh import Decomposition, ProcessMesh
@@ -51,10 +50,7 @@ def rechunk(
     if int(zarr.__version__.split(".")[0]) < 3:
         raise DataError(f"rechunk writes zarr format 3, for which zarr {zarr.__version__} is too old; install zarr>=3")
     target = Path(output)
-    if os.path.lexists(target):
-        raise DataError(f"{target}: exists already; name another output or remove it first")
-    if not target.absolute().parent.is_dir():
-        raise DataError(f"{target}: the folder {target.absolute().parent} does not exist; make it first")
+    check_output(target)
     names = list(variables or every_field(SourceFile(path, member=member) for path in files(paths)))
     dataset = open_dataset(paths, names, missing=missing, member=member)
     dataset = dataset.isel(time=np.flatnonzero(dataset["complete"].values)).drop_vars("complete")
@@ -114,16 +110,3 @@ def _write(dataset: xr.Dataset, folder: Path, chunks: tuple[int, int], progress:
 def _plain(value: Any) -> Any:
     """An attribute as JSON takes it."""
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
-
-
-@contextmanager
-def whole_or_nothing(target: Path) -> Iterator[Path]:
-    """A hidden folder beside ``target`` that takes its name at the end, or vanishes with an error or interrupt."""
-    partial = target.absolute().parent / f".{target.name}.{os.getpid()}.partial"
-    try:
-        yield partial
-        if target.exists():
-            raise DataError(f"{target}: was made by someone else meanwhile; name another output")
-        os.rename(partial, target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
