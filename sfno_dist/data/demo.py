@@ -151,9 +151,7 @@ def _opened(path: Path, suffix: str, times: np.ndarray, weather: DemoWeather) ->
     """The arrays to be filled, by name."""
     grid = weather.output.grid
     dims, shape = ("time", "latitude", "longitude"), (len(times), *grid.shape)
-    attributes: dict[str, dict] = {
-        name: dict(zip(("units", "standard_name"), words, strict=True)) for name, words in FIELDS.items()
-    }
+    attributes: dict[str, dict] = {name: {"units": units, "standard_name": cf} for name, (units, cf) in FIELDS.items()}
     start = xr.Dataset(
         {"orography": (dims[1:], weather.orography(), {"units": "m", "standard_name": "surface_altitude"})},
         {
@@ -166,7 +164,7 @@ def _opened(path: Path, suffix: str, times: np.ndarray, weather: DemoWeather) ->
     if suffix == ".zarr":
         start.to_zarr(path, mode="w-", consolidated=False)
         group = zarr.open_group(path, mode="r+")
-        arrays = {}
+        arrays: dict = {}
         for name, about in attributes.items():
             arrays[name] = group.create_array(
                 name,
@@ -181,7 +179,8 @@ def _opened(path: Path, suffix: str, times: np.ndarray, weather: DemoWeather) ->
         return
     start.to_netcdf(path, engine="netcdf4")
     with netCDF4.Dataset(path, "a") as file:
-        arrays = {name: file.createVariable(name, "f4", dims, chunksizes=(1, *grid.shape)) for name in attributes}
+        arrays = {}
         for name, about in attributes.items():
+            arrays[name] = file.createVariable(name, "f4", dims, chunksizes=(1, *grid.shape))
             arrays[name].setncatts(about)
         yield arrays

@@ -186,7 +186,7 @@ def _advice(paths, mesh: ProcessMesh, reads, *, variables, missing, member) -> s
     factor = amplification(reads)
     if factor <= WORTH_MENDING:
         return f"Chunks fit {_layout_text(mesh)} processes: {factor:.2f} bytes are read for one that is needed."
-    first = Path(paths[0].rstrip("/*"))
+    first = Path(files(paths)[0])
     balance = f",row_balance={mesh.row_balance}" if mesh.row_balance != "count" else ""
     words = ["sfno-dist", "rechunk", *paths, f"{first.stem}_polar{mesh.polar}_azimuth{mesh.azimuth}.zarr"]
     words += ["--mesh", f"polar={mesh.polar},azimuth={mesh.azimuth}{balance}"]
