@@ -7,8 +7,12 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from sfno_dist.mesh import ProcessMesh
 
 TRACEBACK = "SFNO_DIST_TRACEBACK"
 
@@ -38,7 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sfno-dist", description="Forecasts from checkpoints that train.py wrote.")
+    parser = argparse.ArgumentParser(
+        prog="sfno-dist", description="Data sets, and forecasts from checkpoints that train.py wrote."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     forecast = commands.add_parser("forecast", help="roll a checkpoint out from an initial time")
     forecast.add_argument("checkpoint", metavar="CHECKPOINT", help="such as runs/.../checkpoints/best.ckpt")
@@ -54,7 +60,65 @@ def _parser() -> argparse.ArgumentParser:
         "--plot", metavar="F.png", help="also draw maps of the last step: forecast, truth, difference"
     )
     forecast.set_defaults(run=_forecast)
+    inspect = commands.add_parser("inspect", help="what files hold, and what each process reads of their chunks")
+    _add_data_options(inspect)
+    inspect.set_defaults(run=_inspect)
+    rechunk = commands.add_parser("rechunk", help="write a zarr in chunks of one time x one tile")
+    _add_data_options(rechunk)
+    rechunk.add_argument("output", metavar="OUTPUT.zarr", help="zarr folder to make")
+    rechunk.set_defaults(run=_rechunk)
+    demo = commands.add_parser("demo", help="make weather-like data of any size and step")
+    demo.add_argument("output", metavar="OUTPUT", help="file.nc or folder.zarr to make")
+    for name, default, text in (
+        ("nlat", 64, "rows; with both poles where odd, cell centres where even"),
+        ("nlon", 128, "columns"),
+        ("days", 60, "length"),
+        ("step-hours", 6, "time between fields"),
+        ("seed", 0, "which weather"),
+    ):
+        demo.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default {default})")
+    demo.set_defaults(run=_demo)
     return parser
+
+
+def _add_data_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("paths", nargs="+", metavar="PATH", help="netCDF or zarr, or a glob of them")
+    command.add_argument(
+        "--mesh", metavar="LAYOUT", default="polar=1,azimuth=1", help="process layout, such as polar=2,azimuth=4"
+    )
+    command.add_argument(
+        "--variables", nargs="+", metavar="NAME", help="such as t2m z500 (default: all on time, latitude, longitude)"
+    )
+    command.add_argument("--missing", nargs="+", default=(), metavar="NAME", help="variables that may lack values")
+    command.add_argument("--member", type=int, metavar="N", help="ensemble member to read, where there are several")
+
+
+def _mesh(text: str) -> ProcessMesh:
+    from sfno_dist.mesh import ProcessMesh
+
+    sizes: dict = dict(part.partition("=")[::2] for part in text.split(","))
+    try:
+        for axis in sizes.keys() - {"row_balance"}:
+            sizes[axis] = int(sizes[axis])
+        return ProcessMesh.on_paper(**sizes)
+    except (TypeError, ValueError) as error:
+        reason = f"; {error}" if "mesh." in str(error) else ""
+        raise ValueError(f"--mesh: a layout reads like polar=2,azimuth=4, got {text!r}{reason}") from None
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    from sfno_dist.data import inspect
+
+    choice = {name: getattr(options, name) for name in ("variables", "missing", "member")}
+    print(inspect.report(options.paths, _mesh(options.mesh), **choice))
+
+
+def _rechunk(options: argparse.Namespace) -> None:
+    from sfno_dist.data.rechunk import rechunk
+
+    choice = {name: getattr(options, name) for name in ("variables", "missing", "member")}
+    rows, columns = rechunk(options.paths, options.output, _mesh(options.mesh), progress=True, **choice)
+    print(f"wrote {options.output} in chunks of 1 time x {rows} rows x {columns} columns")
 
 
 def _forecast(options: argparse.Namespace) -> None:
@@ -76,6 +140,14 @@ def _forecast(options: argparse.Namespace) -> None:
     if options.plot:
         plot.forecast_maps(result, forecasts.truth(reader, result, loaded), loaded.recipe, options.plot)
         print(f"wrote {options.plot}")
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from sfno_dist.data.demo import write_demo
+
+    choice = {name: getattr(options, name) for name in ("nlat", "nlon", "days", "step_hours", "seed")}
+    write_demo(options.output, progress=True, **choice)
+    print(f"wrote {options.output}: u, v, z, vo and orography")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from sfno_dist.data.chunks import ZarrArray
 from sfno_dist.data.contents import Contents, StoredField
 from sfno_dist.data.errors import DataError
 from sfno_dist.data.handles import open_files, stamp
+from sfno_dist.data.ledger import LEDGER
 from sfno_dist.data.names import find_variable, quantity_of
 from sfno_dist.data.units import implausible
 from sfno_dist.geometry import Grid, GridError
@@ -192,7 +193,7 @@ class SourceFile:
         if times is not None:
             by_dim[self.dims["time"]] = times
         key = tuple(by_dim[d] if d in by_dim else slice(fixed[d], fixed[d] + 1) for d in field.dims)
-        block = dataset.variables[field.array][key]
+        block = LEDGER.read(dataset.variables[field.array], key, path=self.path, name=field.array)
         order = [d for d in (self.dims["time"] if times is not None else None, *by_dim) if d is not None]
         order = list(dict.fromkeys(order))
         rest = [d for d in field.dims if d not in order]
