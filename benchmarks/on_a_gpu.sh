@@ -23,7 +23,7 @@ if [ -n "$peer" ]; then
     folder=$(mktemp -d) && tar xzf "$peer" -C "$folder" --strip-components 1
     peer=$folder
     # Its attention alone: the rest of it takes many minutes.
-    step peer 170 python3 - "$peer" <<'PYTHON' &
+    step peer 200 python3 - "$peer" <<'PYTHON' &
 import sys
 from pathlib import Path
 from torch.utils.cpp_extension import load

@@ -62,14 +62,16 @@ template <Number NUMBER> class Launches {
         return launch;
     }
 
-    // As many warps as fit, and two chunks of neighbours where they do too.
+    // As many warps as fit, and two chunks of neighbours where they do too. The last choice always fits into the
+    // 99 KiB that devices since compute capability 8.0 have at least.
     template <Pass PASS> int fit(Launch &launch) const {
         int available = 0;
         require(shared_bytes_of_device(schedule.device, &available), "asking the device for its shared memory");
-        const int choices[][2] = {{4, 2}, {4, 1}, {2, 1}, {1, 1}};  // warps, stages
+        constexpr int kChunk = Products<NUMBER>::kChunk;
+        const int choices[][3] = {{4, 2, kChunk}, {4, 1, kChunk}, {2, 1, kChunk}, {1, 1, kChunk}, {1, 1, kChunk / 2}};
         size_t bytes = 0;
         for (const auto &choice : choices) {
-            launch.warps = choice[0], launch.stages = choice[1];
+            launch.warps = choice[0], launch.stages = choice[1], launch.chunk = choice[2];
             bytes = SharedMemory<NUMBER, PASS>(launch, nullptr).bytes;
             if (bytes <= size_t(available)) return int(bytes);
         }

@@ -45,7 +45,7 @@ template <class Stored> struct Channels {
     }
 };
 
-// Centres [16 warps, stride] and chunks of neighbours [kChunk, stride] for each operand, then what describes them.
+// Centres [16 warps, stride] and chunks of neighbours [chunk, stride] for each operand, then what describes them.
 template <Number NUMBER, Pass PASS> struct SharedMemory {
     using P = Products<NUMBER>;
     using Stored = typename P::Stored;
@@ -78,7 +78,7 @@ template <Number NUMBER, Pass PASS> struct SharedMemory {
             const bool has_centres = i == 0 || PASS != Pass::forward;
             const size_t row = stride[i] * sizeof(Stored);
             centres[i] = (Stored *)take(has_centres ? launch.warps * kWarpCentres * row : 0);
-            chunks[i] = (Stored *)take(launch.stages * P::kChunk * row);
+            chunks[i] = (Stored *)take(launch.stages * launch.chunk * row);
         }
         scratch = (float *)take(launch.warps * P::kScratch * sizeof(float));
         slots = (Slots<P::kChunk> *)take(kSlotBuffers * sizeof(Slots<P::kChunk>));

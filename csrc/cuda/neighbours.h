@@ -110,7 +110,7 @@ template <Pass PASS, int CHUNK>
 __device__ inline void fill_slot(const Launch &launch, const TileView &view, const RowBatch &batch, int first_row,
                                  int index, int64_t field, Slots<CHUNK> &slots, int slot) {
     const Side &side = launch.neighbour;
-    if (index >= batch.end[kRowBatch - 1]) {
+    if (slot >= launch.chunk || index >= batch.end[kRowBatch - 1]) {
         slots.place[slot] = make_int2(-1, -1);
         slots.statistic[slot] = make_float2(0.0f, 0.0f);
 #pragma unroll 1

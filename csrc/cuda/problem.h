@@ -37,6 +37,7 @@ struct Launch {
     const sfno_dist_tile *tiles;
     int32_t tile_count, splits;
     int32_t warps, stages;                      // of a block; stages: chunks of neighbours in shared memory
+    int32_t chunk;                              // neighbours in one, at most kChunk
     int32_t ticks;                              // around the circle
     uint64_t half_tick_unit;                    // angle_unit(2 ticks)
     int64_t centre_width_stride, neighbour_width_stride;  // of half_widths

@@ -99,7 +99,7 @@ template <Number NUMBER, Pass PASS> class TileProgram {
 
     // All chunks of a batch of rows. While one is computed with, the next one's copies are under way.
     __device__ void walk(int first_row, int candidates) {
-        const int chunks = (candidates + P::kChunk - 1) / P::kChunk, ahead_by = launch.stages - 1;
+        const int chunks = (candidates + launch.chunk - 1) / launch.chunk, ahead_by = launch.stages - 1;
         for (int chunk = -ahead_by; chunk < chunks; ++chunk) {
             const int ahead = chunk + ahead_by;
             if (ahead < chunks) fill_slots(first_row, ahead);
@@ -117,18 +117,18 @@ template <Number NUMBER, Pass PASS> class TileProgram {
     __device__ void fill_slots(int first_row, int chunk) {
         Slots<P::kChunk> &slots = shared.slots[chunk % shared.kSlotBuffers];
         for (int slot = int(threadIdx.x); slot < P::kChunk; slot += int(blockDim.x))
-            fill_slot<PASS>(launch, view, *shared.rows, first_row, chunk * P::kChunk + slot, field(), slots, slot);
+            fill_slot<PASS>(launch, view, *shared.rows, first_row, chunk * launch.chunk + slot, field(), slots, slot);
     }
 
     __device__ Stored *staged(int which, int chunk) const {
-        return shared.chunks[which] + (launch.stages == 2 ? chunk % 2 : 0) * P::kChunk * shared.stride[which];
+        return shared.chunks[which] + (launch.stages == 2 ? chunk % 2 : 0) * launch.chunk * shared.stride[which];
     }
 
     __device__ void stage_chunk(int chunk) {
         const Slots<P::kChunk> &slots = shared.slots[chunk % shared.kSlotBuffers];
         for (int which = 0; which < 2; ++which)
             operand(false, which)
-                .stage(staged(which, chunk), shared.stride[which], P::kChunk, [&](int j) { return slots.place[j]; });
+                .stage(staged(which, chunk), shared.stride[which], launch.chunk, [&](int j) { return slots.place[j]; });
     }
 
     __device__ void compute(int chunk) {

@@ -116,12 +116,20 @@ def test_wide_heads(widths, number, parts):
         assert error(got, exact) < TOLERANCE[number]
 
 
-@pytest.mark.parametrize("kilobytes", [120, 80, 70])
-@pytest.mark.parametrize("number", ["float32", "bfloat16"])
-def test_devices_with_less_shared_memory_give_the_same(kilobytes, number, monkeypatch):
-    """Fewer warps per block, and one chunk at a time."""
+@pytest.mark.parametrize(
+    ("number", "widths", "kilobytes"),
+    [
+        *(("float32", (96, 64), kilobytes) for kilobytes in (120, 80, 70)),
+        *(("bfloat16", (192, 160), kilobytes) for kilobytes in (120, 80, 70)),
+        ("float32", (256, 256), 99),
+        ("tf32", (256, 256), 99),
+        ("bfloat16", (256, 256), 48),
+    ],
+    indirect=["number"],
+)
+def test_devices_with_less_shared_memory_give_the_same(number, widths, kilobytes, monkeypatch):
+    """Fewer warps per block, one chunk at a time, half a chunk. No device that can run the kernels has below 99 KiB."""
     tables = whole(Grid("equiangular", 9, 16), Grid("legendre-gauss", 6, 12), 0.5)
-    widths = (96, 64) if number == "float32" else (192, 160)
     case = CudaCase(tables, 1, *widths, scale=0.1, dtype=DTYPES[number])
     expected = case.run()
     monkeypatch.setenv("CUDA_ON_CPU_SHARED_BYTES", str(kilobytes << 10))
