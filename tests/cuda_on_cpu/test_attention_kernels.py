@@ -173,7 +173,7 @@ def test_nan_and_infinity_reach_whoever_sees_them_and_nobody_else(tensor, value,
     case = CudaCase(
         whole(Grid("equiangular", 12, 24), Grid("equiangular", 12, 24), 0.4), 1, 72, 8, scale=0.3, dtype=DTYPES[number]
     )
-    point, channel = 5 * 24 + 7, 3
+    point, channel = 5 * 24 + 7, {"q": 71, "k": 71, "v": 3, "dy": 3}[tensor]
     spoilt = getattr(case, tensor)[0, 0].view(12 * 24, -1)[point]
     spoilt[channel] = 0.0
     clean = case.run()
