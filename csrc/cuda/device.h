@@ -99,7 +99,17 @@ __device__ __forceinline__ float float16_to_float(uint16_t bits) {
 __device__ __forceinline__ float float_of(uint32_t bits) { return __uint_as_float(bits); }
 
 // Host side. Each returns NULL, or what went wrong.
-inline const char *words(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
+inline const char *words(cudaError_t error) {
+    switch (error) {
+        case cudaSuccess: return nullptr;
+        case cudaErrorNoKernelImageForDevice:
+        case cudaErrorInvalidDeviceFunction:
+            return "the kernels need a GPU of compute capability 8.0 or newer: choose backend='reference' on this one";
+        case cudaErrorInsufficientDriver:
+            return "the driver is older than the nvcc that built the kernels: update it, or build with an older nvcc";
+        default: return cudaGetErrorString(error);
+    }
+}
 inline const char *last_launch() { return words(cudaGetLastError()); }
 // This library's runtime is its own, and so is what it takes for the current device.
 inline const char *use_device(int device) { return words(cudaSetDevice(device)); }

@@ -151,8 +151,8 @@ template <> struct Products<Number::tf32> : TensorCoreLayout {
     }
 };
 
-// float32 in ordinary arithmetic. 8 lanes share a row and a lane holds 4 rows, so that 12 loads of 4 numbers serve
-// 128 multiplications in either product.
+// float32 in ordinary arithmetic. 8 lanes share a row and a lane holds 4 rows: 8 loads of 4 numbers serve 64
+// multiplications of scores, 12 loads 128 of sums.
 template <> struct Products<Number::float32> {
     using Stored = float;
     static constexpr int kChunk = 32, kPad = 32;

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cuda_on_cpu.build import CSRC, SANITIZED, build, kernel_sources, load, needs_compiler
@@ -172,7 +173,7 @@ def test_nan_and_infinity_reach_whoever_sees_them_and_nobody_else(tensor, value,
     case = CudaCase(
         whole(Grid("equiangular", 12, 24), Grid("equiangular", 12, 24), 0.4), 1, 72, 8, scale=0.3, dtype=DTYPES[number]
     )
-    point, channel = 5 * 24 + 7, 3
+    point, channel = 5 * 24 + 7, {"q": 71, "k": 71, "v": 3, "dy": 3}[tensor]
     spoilt = getattr(case, tensor)[0, 0].view(12 * 24, -1)[point]
     spoilt[channel] = 0.0
     clean = case.run()
@@ -215,6 +216,24 @@ def test_any_memory_layout_gives_the_same_bits(number):
     case.v = torch.cat([case.v, torch.full_like(case.v, torch.nan)], -1)[..., :16]  # a slice of wider memory
     odd = torch.zeros(case.dy.numel() + 1, dtype=case.dy.dtype)[1:].view(case.dy.shape)  # off every 16 bytes
     case.dy = odd.copy_(case.dy)
+    assert all(torch.equal(a, b) for a, b in zip(case.run(), expected, strict=True))
+
+
+@pytest.mark.parametrize("number", ["bfloat16"], indirect=True)
+def test_tensors_may_span_more_than_2_31_numbers(number):
+    """Queries whose rows and keys whose points lie far apart, in memory of which few pages are ever touched."""
+    case = CudaCase(
+        whole(Grid("equiangular", 6, 12), Grid("equiangular", 6, 12), 0.6), 2, 8, 8, 2, dtype=DTYPES[number]
+    )
+    expected = case.run()
+
+    def scattered(x, *strides):  # [B, N, points..., D]
+        span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, strides, strict=True))
+        assert span > 2**31
+        return torch.from_numpy(np.empty(span, np.int16)).view(x.dtype).as_strided(x.shape, strides).copy_(x)
+
+    case.q, case.dy = (scattered(x, 1 << 12, 1 << 10, 3 << 28, 1 << 5, 1) for x in (case.q, case.dy))
+    case.k, case.v = (scattered(x, 1 << 9, 1 << 5, 31_000_000, 1) for x in (case.k, case.v))
     assert all(torch.equal(a, b) for a, b in zip(case.run(), expected, strict=True))
 
 

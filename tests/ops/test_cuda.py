@@ -69,6 +69,17 @@ def test_wide_heads(widths, number):
         assert error(got, exact) < TOLERANCE[number]
 
 
+def test_nan_reaches_whoever_sees_it_and_nobody_else(number):
+    case = GpuCase(whole(Grid("equiangular", 12, 24), Grid("equiangular", 12, 24), 0.4), 1, 72, 8, dtype=DTYPES[number])
+    case.v[0, 0, 5 * 24 + 7, 3] = torch.nan
+    y, lse, dq, dk, dv = (x[0, 0].reshape(12 * 24, -1) for x in case.run())
+    sees = case.mask.flatten(0, 1)[:, 5 * 24 + 7]
+    assert torch.equal(torch.isnan(y).any(1), sees) and torch.equal(torch.isnan(y[:, 3]), sees)
+    assert torch.equal(torch.isnan(dq).all(1), sees) and torch.equal(torch.isnan(dq).any(1), sees)
+    assert torch.isfinite(lse).all() and torch.isfinite(dv).all()
+    assert torch.equal(torch.isnan(dk).any(1), case.mask.flatten(0, 1)[sees].any(0))
+
+
 def arguments(grid: Grid, dtype: torch.dtype = torch.float32, width: int = 32):
     torch.manual_seed(0)
     window = Window.whole(Neighbourhood(grid, None, 0.2))
