@@ -59,9 +59,10 @@ def _points(dataset: xr.Dataset, path: str) -> tuple[np.ndarray, np.ndarray, boo
     """(latitudes [n], longitudes [m], whether latitude varies fastest) of the flattened grid."""
     lat, lon = (dataset[name].values.astype(np.float64) for name in ("latitudes", "longitudes"))
     shape = tuple(dataset.attrs.get("field_shape", ()))
-    rows = int(np.flatnonzero(np.append(np.diff(lat) != 0, True))[0]) + 1  # cells until the latitude changes
-    shapes = [shape, (lat.size // rows, rows)] if len(shape) == 2 else [(lat.size // rows, rows)]
-    for first, second in shapes:
+    # Without a shape it is told by the number of cells until the latitude, or the longitude, changes.
+    runs = [int(np.flatnonzero(np.append(np.diff(x) != 0, True))[0]) + 1 for x in (lat, lon)]
+    shapes = [(lat.size // run, run) for run in runs if run > 1]
+    for first, second in ([shape] if len(shape) == 2 else []) + shapes:
         if first * second != lat.size:
             continue
         a, b = lat.reshape(first, second), lon.reshape(first, second)
@@ -70,6 +71,6 @@ def _points(dataset: xr.Dataset, path: str) -> tuple[np.ndarray, np.ndarray, boo
         if np.ptp(a, axis=0).max() < 1e-4 and np.ptp(b, axis=1).max() < 1e-4:
             return a[0], b[:, 0], True
     raise DataError(
-        f"{path}: its {lat.size} cells are no latitudes x longitudes (a reduced or limited-area grid, or one thinned by "
-        f"anemoi); make the dataset on a regular grid"
+        f"{path}: its {lat.size} cells are no latitudes x longitudes (a reduced or limited-area grid, or one thinned "
+        f"by anemoi); make the dataset on a regular grid"
     )

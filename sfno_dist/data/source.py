@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from functools import lru_cache
 
 import numpy as np
@@ -40,6 +41,7 @@ class SourceFile:
 
     def __init__(self, path: str, *, member: int | None = None, like: SourceFile | None = None) -> None:
         self.path, self.member = path, member
+        weakref.finalize(self, open_files.close, path)
         check_file(path)
         try:
             with open_files.dataset(path) as dataset:
@@ -230,7 +232,9 @@ class SourceFile:
         with open_files.dataset(self.path) as dataset:
             for kept, repeated in self.seam:
                 a, b = (self._read(dataset, field, times, rows, np.array([x]), True) for x in (kept, repeated))
-                if not np.allclose(a, b, rtol=1e-4, atol=1e-4 * float(np.nanmax(np.abs(a), initial=0.0)), equal_nan=True):
+                if not np.allclose(
+                    a, b, rtol=1e-4, atol=1e-4 * float(np.nanmax(np.abs(a), initial=0.0)), equal_nan=True
+                ):
                     raise DataError(
                         f"{self.path}: {wanted} differs between columns {kept} and {repeated}, which have the same "
                         f"longitude; mend the file or remove one of them"
@@ -309,8 +313,9 @@ def _parts(indices: np.ndarray, most: int | None = MOST_PARTS):
     turns = np.append(False, near[1:] & near[:-1] & (steps[1:] != steps[:-1]))[: len(steps)]
     breaks = np.flatnonzero(~near | turns) + 1
     runs = np.split(np.arange(len(indices)), breaks)
-    if most is not None and len(runs) > most:
-        first = int(indices.min())
+    first, extent = int(indices.min()), int(np.ptp(indices)) + 1
+    # A whole ring that begins elsewhere is one block: two would each decompress the same chunks.
+    if most is not None and (len(runs) > most or (len(runs) > 1 and 2 * len(indices) > extent)):
         yield slice(None), slice(first, int(indices.max()) + 1), indices - first
         return
     for run in runs:
