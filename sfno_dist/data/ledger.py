@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from sfno_dist.data.layout import Index, StoredLayout, positions
+from sfno_dist.data.layout import Index, StoredLayout, count
 
 
 @dataclass
@@ -67,7 +67,7 @@ class ReadLedger:
                 self._mirror += (asked, touched, 1)
         if self._reading:
             return variable[index]
-        shape = tuple(np.size(positions(n, part)) for n, part in zip(variable.shape, index, strict=True))
+        shape = tuple(count(n, part) for n, part in zip(variable.shape, index, strict=True))
         return xr.Variable(variable.dims, np.zeros(shape, variable.dtype))
 
     @property
