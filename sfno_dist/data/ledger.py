@@ -56,12 +56,11 @@ class ReadLedger:
 
     def read(self, variable: xr.Variable, index: tuple[Index, ...], *, path: str, name: str) -> xr.Variable:
         """``variable[index]``, noted as a read of the array ``name`` in the file ``path``; one entry per dim."""
-        with self._lock:
-            entry = self.entries.get((path, name))
-        layout = entry.layout if entry else StoredLayout.of(variable)
+        layout = StoredLayout.of(variable)  # each time: the file may be another one under the same name by now
         asked, touched = layout.asked(index), layout.touched(index)
         with self._lock:
             entry = self.entries.setdefault((path, name), Reads(layout=layout))
+            entry.layout = layout
             entry.asked, entry.touched, entry.reads = entry.asked + asked, entry.touched + touched, entry.reads + 1
             if self._mirror is not None and self._reading:
                 self._mirror += (asked, touched, 1)
