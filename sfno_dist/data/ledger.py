@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from sfno_dist.data.layout import Index, StoredLayout, positions
+from sfno_dist.data.layout import Index, StoredLayout, count
 
 
 @dataclass
@@ -56,7 +56,7 @@ class ReadLedger:
 
     def read(self, variable: xr.Variable, index: tuple[Index, ...], *, path: str, name: str) -> xr.Variable:
         """``variable[index]``, noted as a read of the array ``name`` in the file ``path``; one entry per dim."""
-        layout = StoredLayout.of(variable)  # each time: a file may be written anew
+        layout = StoredLayout.of(variable)  # each time: the file may be another one under the same name by now
         asked, touched = layout.asked(index), layout.touched(index)
         with self._lock:
             entry = self.entries.setdefault((path, name), Reads(layout=layout))
@@ -66,7 +66,7 @@ class ReadLedger:
                 self._mirror += (asked, touched, 1)
         if self._reading:
             return variable[index]
-        shape = tuple(np.size(positions(n, part)) for n, part in zip(variable.shape, index, strict=True))
+        shape = tuple(count(n, part) for n, part in zip(variable.shape, index, strict=True))
         return xr.Variable(variable.dims, np.zeros(shape, variable.dtype))
 
     @property

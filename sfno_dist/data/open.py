@@ -124,9 +124,13 @@ class _Field(BackendArray):
             mine = np.flatnonzero(files_of == number)
             indices = self.series.places[times[mine], 1]
             source = self.series.sources[number]
-            values[mine] = source.read(self.name, indices, rows, columns, may_miss=self.may_miss)
+            read = source.read(self.name, indices, rows, columns, may_miss=self.may_miss)
             if not self._warned:
-                self._warned = source.warn_implausible(self.name, values[mine])
+                self._warned = source.warn_implausible(self.name, read)
+            if len(mine) == len(times):
+                values = read
+            else:
+                values[mine] = read
         scalar = tuple(0 if isinstance(part, (int, np.integer)) else slice(None) for part in key)
         return values[scalar]
 

@@ -148,7 +148,10 @@ class SourceFile:
                 read, variable=wanted, times=moments if in_time else moments[:1], source=self.path,
                 stored=field.dtype, may_miss=may_miss,
             )  # fmt: skip
-            values[~absent] = read
+            if not absent.any():
+                values = read
+            else:
+                values[~absent] = read
         return values if times is not None else values[0]
 
     def _read(self, dataset, field, times, rows, columns, may_miss) -> np.ndarray:
@@ -171,10 +174,21 @@ class SourceFile:
     def _gather(self, dataset, field, times, rows, columns, may_miss) -> np.ndarray:
         """Joins the blocks of consecutive times, rows and columns that the indices make."""
         count = 1 if times is None else len(times)
+        in_time = list(_parts(np.arange(1) if times is None else times, most=None))
+        in_lat, in_lon = list(_parts(rows)), list(_parts(columns))
+        if len(in_time) == len(in_lat) == len(in_lon) == 1:  # the usual tile: what is read is what is wanted
+            (_, time_part, time_pick), (_, row_part, row_pick), (_, column_part, column_pick) = (
+                *in_time,
+                *in_lat,
+                *in_lon,
+            )
+            time_part = None if times is None else time_part
+            block = self._read_block(dataset, field, time_part, row_part, column_part, may_miss)
+            return block[time_pick][:, row_pick][:, :, column_pick]
         values = np.empty((count, len(rows), len(columns)), np.float32)
-        for in_times, time_part, time_pick in _parts(np.arange(1) if times is None else times, most=None):
-            for in_rows, row_part, row_pick in _parts(rows):
-                for in_columns, column_part, column_pick in _parts(columns):
+        for in_times, time_part, time_pick in in_time:
+            for in_rows, row_part, row_pick in in_lat:
+                for in_columns, column_part, column_pick in in_lon:
                     block = self._read_block(
                         dataset, field, None if times is None else time_part, row_part, column_part, may_miss
                     )
@@ -199,8 +213,10 @@ class SourceFile:
         rest = [d for d in field.dims if d not in order]
         with np.errstate(over="ignore"):
             # Checked afterwards: a value that is finite in the file may be infinite in float32.
-            values = np.asarray(block.transpose(*rest, *order).values).astype(np.float32)
-        self._blank_absent_chunks(values, field, key, [field.dims.index(d) for d in (*rest, *order)], may_miss)
+            values = np.asarray(block.values).astype(np.float32, copy=False)
+        axes = [field.dims.index(d) for d in (*rest, *order)]
+        values = values.transpose(axes)
+        self._blank_absent_chunks(values, field, key, axes, may_miss)
         values = values.reshape(-1, *values.shape[len(rest) + (times is not None) :])
         if self._cell_dim is None:
             return values
@@ -307,6 +323,9 @@ def _zarr_array(path: str, array: str) -> ZarrArray | None:
 def _parts(indices: np.ndarray, most: int | None = MOST_PARTS):
     """(places among the indices, block in the file, which of the block) for runs of neighbouring indices."""
     if len(indices) == 0:
+        return
+    if indices[-1] - indices[0] == len(indices) - 1 and (len(indices) < 3 or (np.diff(indices) == 1).all()):
+        yield slice(0, len(indices)), slice(int(indices[0]), int(indices[-1]) + 1), slice(None)
         return
     steps = np.diff(indices)
     near = np.abs(steps) == 1
