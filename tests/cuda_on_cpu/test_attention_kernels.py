@@ -169,6 +169,7 @@ def test_queries_without_keys_give_zero_and_pass_no_gradient(number):
     ("tensor", "value"),
     [("q", torch.nan), ("k", torch.nan), ("v", torch.nan), ("v", torch.inf), ("dy", torch.nan), ("dy", -torch.inf)],
 )
+@pytest.mark.parametrize("number", ["float32", "bfloat16"], indirect=True)
 def test_nan_and_infinity_reach_whoever_sees_them_and_nobody_else(tensor, value, number, parts):
     case = CudaCase(
         whole(Grid("equiangular", 12, 24), Grid("equiangular", 12, 24), 0.4), 1, 72, 8, scale=0.3, dtype=DTYPES[number]

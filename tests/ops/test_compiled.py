@@ -188,7 +188,7 @@ def random_tables(draw, windows=True):
     half_widths = np.where(random.random(half_widths.shape) < draw(st.sampled_from([0.1, 0.6, 1.0])), half_widths, -1)
     first, columns, key_first, counts = 0, nlon_out, np.zeros(rows_in, int), np.full(rows_in, nlon_in)
     if windows:
-        first, columns = draw(st.integers(0, nlon_out - 1)), draw(st.integers(1, nlon_out))
+        first, columns = draw(st.integers(-nlon_out, 2 * nlon_out)), draw(st.integers(1, nlon_out))
         key_first, counts = random.integers(0, nlon_in, rows_in), random.integers(0, nlon_in + 1, rows_in)
     key_rows = torch.from_numpy(np.stack([key_first, counts, np.cumsum(counts) - counts], 1))
     weights = torch.from_numpy(random.uniform(0.01, 1.0, rows_in))
