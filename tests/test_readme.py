@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 
-from sfno_dist import Grid
+from sfno_dist import Grid, cli
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -39,6 +39,16 @@ def test_the_python_snippet_runs(tmp_path):
     env = f"PYTHONPATH={ROOT}"
     out = run(["env", env, sys.executable, str(tmp_path / "snippet.py")], ROOT)
     assert out.strip() == "equiangular 73 x 144 (1, 16, 24, 48)"
+
+
+def test_the_commands_for_data_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (commands,) = [block for block in blocks("bash") if "sfno-dist demo" in block]
+    for line in commands.strip().splitlines():
+        cli.main(shlex.split(line)[1:])
+    assert "Chunks do not fit 2 x 2 processes: 4 bytes are read for one that is needed" in capsys.readouterr().out
+    cli.main(["inspect", "demo_tiles.zarr", "--mesh", "polar=2,azimuth=2"])
+    assert "Chunks fit 2 x 2 processes: 1.00 bytes" in capsys.readouterr().out
 
 
 @pytest.mark.slow

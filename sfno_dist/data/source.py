@@ -127,11 +127,11 @@ class SourceFile:
         """
         field = self.variable(wanted)
         places = np.arange(1) if times is None else np.atleast_1d(times)
-        values = np.empty((len(places), len(rows), len(columns)), np.float32)
-        absent = np.isin(places, self.absent_times(wanted)) if times is not None else np.zeros(1, bool)
-        values[absent] = np.nan
+        declared = self.absent_times(wanted) if times is not None else ()
+        absent = np.isin(places, declared) if len(declared) else np.zeros(len(places), bool)
+        values = np.full((len(places), len(rows), len(columns)), np.nan, np.float32) if absent.any() else None
         wanted_places = places[~absent]
-        if wanted_places.size and values.size:
+        if wanted_places.size and len(rows) and len(columns):
             in_time = self.dims["time"] in field.dims
             stored = self._time_indices[wanted_places] if in_time else None
             try:
@@ -148,10 +148,12 @@ class SourceFile:
                 read, variable=wanted, times=moments if in_time else moments[:1], source=self.path,
                 stored=field.dtype, may_miss=may_miss,
             )  # fmt: skip
-            if not absent.any():
+            if values is None:
                 values = read
             else:
                 values[~absent] = read
+        if values is None:
+            values = np.empty((len(places), len(rows), len(columns)), np.float32)
         return values if times is not None else values[0]
 
     def _read(self, dataset, field, times, rows, columns, may_miss) -> np.ndarray:
