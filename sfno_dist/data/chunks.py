@@ -57,7 +57,9 @@ class ZarrArray:
     def absent(self, selection: tuple[slice, ...]) -> list[tuple[str, tuple[slice, ...]]]:
         """(name, part of the array) of each chunk that a selection of step 1 touches and the store lacks."""
         found = []
-        for index in itertools.product(*(_touched(part, size) for part, size in zip(selection, self.chunks, strict=True))):
+        for index in itertools.product(
+            *(_touched(part, size) for part, size in zip(selection, self.chunks, strict=True))
+        ):
             name = self.prefix + self.separator.join(map(str, index)) if index else self.prefix.rstrip("/.") or "0"
             box = tuple(slice(i * n, (i + 1) * n) for i, n in zip(index, self.chunks, strict=True))
             file = os.path.join(self.folder, name)

@@ -38,16 +38,18 @@ def find_horizontal(dataset: xr.Dataset, path: str) -> dict[str, tuple[str, np.n
             f"{path}: {lat.name} and {lon.name} lie on one dimension {lat.dims[0]} ({lat.size} points): a reduced or "
             f"unstructured grid; regrid to latitudes x longitudes"
         )
-    return {
-        which: (str(x.dims[0]), x.values.astype(np.float64)) for which, x in (("lat", lat), ("lon", lon))
-    }
+    return {which: (str(x.dims[0]), x.values.astype(np.float64)) for which, x in (("lat", lat), ("lon", lon))}
 
 
 def _one_dimensional(dataset: xr.Dataset, which: str, *, certain: bool) -> str | None:
     standard_name, names, axis, units = HORIZONTAL[which]
-    candidates = [str(name) for name in dataset.variables if dataset[name].ndim == 1 and dataset[name].dtype.kind in "iuf"]
+    candidates = [
+        str(name) for name in dataset.variables if dataset[name].ndim == 1 and dataset[name].dtype.kind in "iuf"
+    ]
     attributes = {name: dataset[name].attrs for name in candidates}
-    own = [x for x in candidates if not str(attributes[x].get("standard_name", "")).startswith(("grid_", "projection_"))]
+    own = [
+        x for x in candidates if not str(attributes[x].get("standard_name", "")).startswith(("grid_", "projection_"))
+    ]
     tests = (
         [x for x in candidates if attributes[x].get("standard_name") == standard_name],
         [x for x in candidates if str(attributes[x].get("units", "")).lower() in units],
@@ -65,7 +67,9 @@ def _two_dimensional(dataset: xr.Dataset, which: str) -> str | None:
     for name in dataset.variables:
         x = dataset[name]
         told = x.attrs.get("standard_name") == standard_name or str(x.attrs.get("units", "")).lower() in units
-        if x.ndim == 2 and (told or str(name).lower() in (*names, f"nav_{which}", f"{which}2d", f"xlat"[: 4 if which == "lat" else 0])):
+        if x.ndim == 2 and (
+            told or str(name).lower() in (*names, f"nav_{which}", f"{which}2d", f"xlat"[: 4 if which == "lat" else 0])
+        ):
             return str(name)
     return None
 

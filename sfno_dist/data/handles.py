@@ -48,7 +48,9 @@ class OpenFiles:
         self._inherited: list = []
         # A fork waits until no thread is within HDF5; the child begins with no handle and a lock of its own.
         os.register_at_fork(
-            before=lambda: self._lock.acquire(), after_in_parent=lambda: self._lock.release(), after_in_child=self._forked
+            before=lambda: self._lock.acquire(),
+            after_in_parent=lambda: self._lock.release(),
+            after_in_child=self._forked,
         )
 
     @contextmanager
@@ -111,10 +113,14 @@ def _open(path: str) -> tuple[netCDF4.Dataset | None, xr.Dataset]:
         warnings.simplefilter("ignore")  # of fill values that do not fit the packed type: such files are common
         if os.path.isdir(path):
             # Of each array its own description: consolidated ones go stale when a store is appended to.
-            return None, _decoded(xr.open_dataset(path, engine="zarr", consolidated=False, chunks=None, decode_cf=False))
+            return None, _decoded(
+                xr.open_dataset(path, engine="zarr", consolidated=False, chunks=None, decode_cf=False)
+            )
         handle = netCDF4.Dataset(path)
         try:
-            return handle, _decoded(xr.open_dataset(NetCDF4DataStore(handle), chunks=None, decode_cf=False, cache=False))
+            return handle, _decoded(
+                xr.open_dataset(NetCDF4DataStore(handle), chunks=None, decode_cf=False, cache=False)
+            )
         except BaseException:
             handle.close()
             raise

@@ -32,7 +32,10 @@ class Series:
         indices = np.concatenate([np.arange(size) for size in sizes])
         moments = np.concatenate([source.instants for source in sources])
         ranks = np.concatenate(
-            [np.zeros(n, int) if s.expver_ranks is None else s.expver_ranks for s, n in zip(sources, sizes, strict=True)]
+            [
+                np.zeros(n, int) if s.expver_ranks is None else s.expver_ranks
+                for s, n in zip(sources, sizes, strict=True)
+            ]
         )
         order = np.lexsort((np.arange(len(moments)), ranks, moments))
         first = np.append(True, np.diff(moments[order]) > 0)[: len(order)]
@@ -72,7 +75,9 @@ class Series:
             gaps = np.isnan(a) != np.isnan(b)
             difference = float(np.nanmax(np.abs(a - b), initial=0.0))
             if gaps.any() or difference > tolerance:
-                how = f"differs by {difference:g}" if not gaps.any() else f"is missing at {int(gaps.sum())} other points"
+                how = (
+                    f"differs by {difference:g}" if not gaps.any() else f"is missing at {int(gaps.sum())} other points"
+                )
                 raise DataError(
                     f"{second.path}: values conflict with {first.path}: {name} at time {time_text(second.times[j])} "
                     f"{how}; remove one of them"

@@ -174,7 +174,9 @@ def _common_grid(sources: list[SourceFile]) -> Grid:
     first = sources[0]
     for source in sources:
         if source.grid != first.grid and not _same_points(source, first):
-            raise DataError(f"{source.path}: is on grid {source.grid}, {first.path} on {first.grid}; give files of one grid")
+            raise DataError(
+                f"{source.path}: is on grid {source.grid}, {first.path} on {first.grid}; give files of one grid"
+            )
         if source.times.size == 0:
             raise DataError(f"{source.path}: has no time coordinate; fields without time are not samples")
         if source.calendar != first.calendar:

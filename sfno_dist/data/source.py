@@ -231,7 +231,9 @@ class SourceFile:
         with open_files.dataset(self.path) as dataset:
             for kept, repeated in self.seam:
                 a, b = (self._read(dataset, field, times, rows, np.array([x]), True) for x in (kept, repeated))
-                if not np.allclose(a, b, rtol=1e-4, atol=1e-4 * float(np.nanmax(np.abs(a), initial=0.0)), equal_nan=True):
+                if not np.allclose(
+                    a, b, rtol=1e-4, atol=1e-4 * float(np.nanmax(np.abs(a), initial=0.0)), equal_nan=True
+                ):
                     raise DataError(
                         f"{self.path}: {wanted} differs between columns {kept} and {repeated}, which have the same "
                         f"longitude; mend the file or remove one of them"

@@ -10,7 +10,7 @@ from typing import Any
 import cftime
 import numpy as np
 
-from sfno_dist.data.calendars import instants
+from sfno_dist.data.calendars import calendar_of, instants
 from sfno_dist.data.errors import DataError
 
 MINUTES = {"hours": 60, "days": 24 * 60}
@@ -95,6 +95,15 @@ class TimeStep:
         year, month = divmod(12 * time.year + time.month - 1 + steps * self.count, 12)
         first = time.replace(year=year, month=month + 1, day=1)
         return first.replace(day=min(time.day, first.daysinmonth))
+
+
+def in_calendar(time: Any, times: np.ndarray) -> Any:
+    """A date as given, datetime64, in the calendar of ``times``: itself or a cftime date."""
+    if times.dtype != object or not isinstance(time, np.datetime64):
+        return time
+    text = str(time.astype("datetime64[s]"))
+    year, month, day, hour, minute, second = (int(part) for part in re.split("[-T:]", text))
+    return cftime.datetime(year, month, day, hour, minute, second, calendar=calendar_of(times))
 
 
 def sequences(times: np.ndarray, step: TimeStep, steps: int) -> np.ndarray:
