@@ -266,8 +266,8 @@ class WeatherDataModule(lightning.LightningDataModule):
         if self.trainer is None or not self.batches:
             return {}
         # Batches that were trained on; workers and the loader are further ahead.
-        done = self.trainer.fit_loop.epoch_loop.batch_progress.current.processed
-        return self.batches["train"].state_dict(done)
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        return self.batches["train"].state_dict(progress.processed)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.batches["train"].load_state_dict(state_dict)
@@ -277,13 +277,13 @@ def _with_whole(recipe: Recipe) -> Recipe:
     """With the recipe of the whole globe on the process that writes checkpoints; all processes call this."""
     if recipe.mesh.globe_size == 1:
         return recipe
-    maps = {name: _gathered(getattr(recipe, name), recipe) for name in MAPS if getattr(recipe, name) is not None}
-    months = None
-    if "climatology" in recipe.features:
-        parts = [_gathered(month, recipe) for month in recipe.statistics.climatology]
-        months = None if parts[0] is None else np.stack(parts)
+    maps: Any = {name: _gathered(getattr(recipe, name), recipe) for name in MAPS if getattr(recipe, name) is not None}
+    by_month: Any = []
+    if "climatology" in recipe.features and recipe.statistics.climatology is not None:
+        by_month = [_gathered(month, recipe) for month in recipe.statistics.climatology]
     if recipe.mesh.place > 0:
         return recipe
+    months = np.stack(by_month) if by_month else None
     statistics = replace(recipe.statistics, climatology=months)
     return replace(recipe, whole=replace(recipe, mesh=ProcessMesh(), statistics=statistics, **maps))
 

@@ -28,7 +28,7 @@ MAPS = ("relief", "land_mask")
 class Roles:
     """Variables by what the model does with them, in the order of its channels.
 
-    ``prognostic`` go in and come out; ``diagnostic`` come out only; ``prescribed`` go in only and are read at every step.
+    ``prognostic`` go in and come out; ``diagnostic`` come out only; ``prescribed`` go in only, read at every step.
     """
 
     prognostic: tuple[str, ...]
@@ -131,6 +131,7 @@ class Recipe:
     @property
     def standardised_relief(self) -> np.ndarray:
         """Mean 0 and spread 1 over the globe's area   [H, W]"""
+        assert self.relief is not None  # __post_init__ refuses the feature without its field
         mean, spread = self.relief_scale
         return (self.relief - mean) / (spread if spread > 0 else 1.0)
 
@@ -140,7 +141,7 @@ class Recipe:
         return any(name in self.fill for name in self.outputs)
 
     def normalised(self, fields: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Fields [..., V, H, W] in their units, NaN where missing -> normalised and filled, and where they have values."""
+        """Fields [..., V, H, W] in their units, NaN where missing, normalised and filled; and where they have one."""
         valid = np.ones(fields.shape, bool)
         if self.fill:
             fields = fields.copy()
@@ -192,8 +193,8 @@ class Recipe:
     def cut(self, mesh: ProcessMesh) -> Recipe:
         """This recipe of the whole globe on the tile of one process of ``mesh``."""
         tile = Decomposition(self.grid, mesh)
-        maps = {n: getattr(self, n) for n in MAPS if getattr(self, n) is not None}
-        maps = {name: array[tile.rows, tile.columns] for name, array in maps.items()}
+        held = {name: getattr(self, name) for name in MAPS if getattr(self, name) is not None}
+        maps: Any = {name: array[tile.rows, tile.columns] for name, array in held.items()}
         months = self.statistics.climatology
         statistics = replace(
             self.statistics, climatology=None if months is None else months[..., tile.rows, tile.columns]
@@ -246,18 +247,17 @@ class Recipe:
         def array(tensor: torch.Tensor | None) -> np.ndarray | None:
             return None if tensor is None else tensor.numpy()
 
+        tuples = ("units", "features", "mask_channels", "sum_over_step", "relief_scale")
+        arguments: dict[str, Any] = {name: tuple(stored[name]) for name in tuples}
+        arguments |= {name: array(stored[name]) for name in MAPS}
+        statistics: Any = {name: array(tensor) for name, tensor in stored["statistics"].items()}
         return cls(
             roles=Roles(*(tuple(stored[role]) for role in ("prognostic", "diagnostic", "prescribed"))),
             grid=Grid(**stored["grid"]),
             step=TimeStep(**stored["step"]),
-            statistics=Statistics(**{name: array(tensor) for name, tensor in stored["statistics"].items()}),  # type: ignore[arg-type]
+            statistics=Statistics(**statistics),
             fill=dict(stored["fill"]),
-            relief=array(stored["relief"]),
-            land_mask=array(stored["land_mask"]),
-            **{
-                name: tuple(stored[name])
-                for name in ("units", "features", "mask_channels", "sum_over_step", "relief_scale")
-            },
+            **arguments,
         )
 
 

@@ -26,9 +26,9 @@ class GlobalBatches(Sampler[list[Draw]]):
     """Batches of this process, as parts of batches that all data replicas share.
 
     One order of all samples, by (seed, epoch), is cut into batches of ``batch_size``; each of ``replicas`` takes its
-    part of each batch, of equal size where they divide it. Every sample comes exactly once in an epoch: the last batch may
-    be smaller. Weights make the mean over a process's batch, averaged over the replicas, the mean over the samples of
-    the whole batch, however uneven the parts, so neither number of replicas nor last batch changes what is learned.
+    part of each batch, of equal size where they divide it. Every sample comes exactly once in an epoch: the last batch
+    may be smaller. Weights make the mean over a process's batch, averaged over the replicas, the mean over the samples
+    of the whole batch, however uneven the parts, so that the number of replicas does not change what is learned.
 
     ``sequences`` [n, T] are the times of each sample; it may be replaced between epochs.
     """

@@ -118,7 +118,7 @@ class FieldReader:
     def _refuse_part_of_month(self, name: str, interval: float | None, step: TimeStep, *, named: bool) -> None:
         if named or (interval is not None and interval < step.count * 27 * 24):
             raise DataError(
-                f"{self.source}: {name} is accumulated over {interval or 0:g} h, the step is {step}: sum it by month first"
+                f"{self.source}: {name} is accumulated over {interval or 0:g} h, the step is {step}: sum it by month"
             )
 
     def _terms_of(self, count: int, interval: float) -> np.ndarray:
@@ -157,11 +157,11 @@ class FieldReader:
 class ForecastSamples(Dataset):
     """Batches of samples: the fields at the times of each, and what the model may know of each step.
 
-    ``samples[draws]`` holds ``state`` [B, T + 1, V, H, W], normalised and filled, prognostic before diagnostic variables;
-    ``features`` [B, T, F, H, W], all that enters beside the state; ``times`` [B, T + 1] int64 nanoseconds since 1970;
-    ``weight`` [B] as in ``Draw``; where scores are wanted ``climatology`` [B, T, V, H, W] of the targets; and where some of
-    V lack values ``valid`` [B, T + 1, V, H, W] bool. A batch that cannot be read is {"failure": message}, so that all
-    processes can stop alike.
+    ``samples[draws]`` holds ``state`` [B, T + 1, V, H, W], normalised and filled, prognostic before diagnostic
+    variables; ``features`` [B, T, F, H, W], all that enters beside the state; ``times`` [B, T + 1] int64 nanoseconds
+    since 1970; ``weight`` [B] as in ``Draw``; where scores are wanted ``climatology`` [B, T, V, H, W] of the targets;
+    and where some of V lack values ``valid`` [B, T + 1, V, H, W] bool. A batch that cannot be read is
+    {"failure": message}, so that all processes can stop alike.
     """
 
     def __init__(self, reader: FieldReader, recipe: Recipe, *, scores: bool = True) -> None:

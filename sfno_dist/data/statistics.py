@@ -27,8 +27,8 @@ BLOCK_BYTES = 64e6  # of fields that are read at once
 class Statistics:
     """Of the training period: ``mean`` and ``std`` over area and time [V], ``climatology`` by month [12, V', H, W].
 
-    ``log_epsilon`` [V]: where it is positive, the variable is log(1 + x / epsilon) before it is normalised, and mean and
-    std are of that (J. Pathak et al., FourCastNet, 2022, use 1e-5 m for precipitation); 0 leaves it as it is.
+    ``log_epsilon`` [V]: where it is positive, the variable is log(1 + x / epsilon) before it is normalised, and mean
+    and std are of that (J. Pathak et al., FourCastNet, 2022, use 1e-5 m for precipitation); 0 leaves it as it is.
     ``climatology``: of the first V' variables, in their units, float32; NaN in months without a training time. A
     checkpoint holds it only where it is a feature.
     ``change_std`` [V]: spread of the change over one step, like ``std``, where it was asked for.

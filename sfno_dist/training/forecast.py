@@ -27,9 +27,9 @@ from sfno_dist.training.module import one_step
 def forecast(checkpoint: LoadedCheckpoint, reader: FieldReader, *, init: np.datetime64, steps: int) -> xr.Dataset:
     """``steps`` steps from the fields at ``init``, which the data must hold.
 
-    Returns a Dataset of the variables that come out on (time, lat, lon), ``time`` the valid time, with ``lead_time`` and
-    ``init_time`` beside it; NaN where the initial fields have no values. Raises ``DataError`` when the data do not fit
-    the checkpoint, or lack the time or a later one at which prescribed variables are needed.
+    Returns a Dataset of the variables that come out on (time, lat, lon), ``time`` the valid time, with ``lead_time``
+    and ``init_time`` beside it; NaN where the initial fields have no values. Raises ``DataError`` when the data do not
+    fit the checkpoint, or lack the time or a later one at which prescribed variables are needed.
     """
     if steps < 1:
         raise DataError(f"a forecast has at least 1 step, got {steps}")

@@ -29,7 +29,7 @@ class AreaWeightedRMSE(Metric):
     def update(
         self, prediction: Tensor, target: Tensor, *, valid: Tensor | None = None, weight: Tensor | None = None
     ) -> None:
-        """Fields [B, V, nlat, nlon]; ``valid`` where the target has values; samples of ``weight`` [B] 0 are left out."""
+        """Fields [B, V, nlat, nlon]; ``valid`` where the target has values; samples of ``weight`` [B] 0 count not."""
         square = (prediction.double() - target.double()).square()
         shares = self.shares.to(square.device).expand_as(square)
         if valid is not None:
