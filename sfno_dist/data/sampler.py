@@ -104,5 +104,6 @@ class GlobalBatches(Sampler[list[Draw]]):
                     f"the checkpoint was written in the middle of an epoch with {name} {state[name]}, now there are "
                     f"{mine}; resume with the same data, or from a checkpoint at the end of an epoch"
                 )
-        self.epoch = state["epoch"]
+        # After a whole epoch Lightning starts its workers on the next one before it names it.
+        self.epoch = state["epoch"] + done
         self.consumed, self._batches_before = (0, 0) if done else (state["consumed"], state["batches"])

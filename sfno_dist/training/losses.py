@@ -27,14 +27,15 @@ def area_weighted_mse(
             without any counts as 0.
         weight: [B] what each sample counts, see ``sfno_dist.data.sampler.Draw``; by default 1.
     """
-    square = (prediction - target).square()
     if valid is None:
-        of_fields = (square * shares).sum((-2, -1))
+        of_fields = ((prediction - target).square() * shares).sum((-2, -1))
     else:
         shares = shares * valid
+        # Masked before it is squared: a NaN there would come back as the gradient.
+        square = torch.where(valid, prediction - target, 0.0).square()
         area = shares.sum((-2, -1))
         area = area if mesh is None else sum_over_globe(area, mesh)
         tiny = torch.finfo(area.dtype).tiny
-        of_fields = torch.where(valid, square * shares, 0.0).sum((-2, -1)) / area.clamp_min(tiny)
+        of_fields = (square * shares).sum((-2, -1)) / area.clamp_min(tiny)
     of_samples = of_fields.flatten(1).mean(1)
     return (of_samples if weight is None else of_samples * weight).mean()

@@ -21,6 +21,10 @@ def union(samplers: list[GlobalBatches], first: int = 0) -> list[list[int]]:
     return [[d.times[0] for part in step for d in part if d.weight > 0] for step in steps][first:]
 
 
+def flat(steps: list[list[int]]) -> list[int]:
+    return [sample for step in steps for sample in step]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 9), st.integers(0, 3), st.booleans())
 def test_each_step_is_the_same_set_of_samples_for_any_number_of_replicas(samples, batch, count, epoch, shuffle):
@@ -29,7 +33,7 @@ def test_each_step_is_the_same_set_of_samples_for_any_number_of_replicas(samples
     for sampler in alone + shared:
         sampler.set_epoch(epoch)
     assert union(alone) == union(shared)
-    assert sorted(sum(union(shared), [])) == list(range(samples))
+    assert sorted(flat(union(shared))) == list(range(samples))
     assert all(len(list(sampler)) == len(sampler) == -(-samples // batch) for sampler in shared)
 
 
@@ -61,18 +65,18 @@ def test_an_epoch_goes_on_with_other_replicas_and_batches(done, before, after, b
     done = min(done, len(first[0]))
     for sampler in first:
         sampler.set_epoch(4)
-    seen = sum(union(first)[:done], [])
+    seen = flat(union(first)[:done])
     second = replicas(40, batch, min(after, batch), seed=9, shuffle=True)
     for sampler in second:
         sampler.load_state_dict(first[0].state_dict(done))
         sampler.set_epoch(4)  # as Lightning does after it loaded
-    rest = sum(union(second), []) if done < len(first[0]) else []
+    rest = flat(union(second)) if done < len(first[0]) else []
     assert sorted(seen + rest) == list(range(40))
     whole = [int(i) for i in first[0].order()]
     assert rest == whole[len(seen) :]
     for sampler in second:
         sampler.set_epoch(5)
-    assert sorted(sum(union(second), [])) == list(range(40))
+    assert sorted(flat(union(second))) == list(range(40))
 
 
 def test_a_second_interruption_counts_from_the_start_of_the_epoch():
