@@ -42,7 +42,10 @@ def test_each_step_is_the_same_set_of_samples_for_any_number_of_replicas(samples
 def test_ten_samples_have_one_mean_on_any_number_of_replicas(count, shuffle):
     """The mean of a batch over its process, then over the processes, as gradients are averaged."""
     samplers = replicas(10, 4, count, shuffle=shuffle)
-    means = [np.mean([np.mean([d.weight * d.times[0] for d in part]) for part in step]) for step in zip(*samplers)]
+    means = [
+        np.mean([np.mean([d.weight * d.times[0] for d in part]) for part in step])
+        for step in zip(*samplers, strict=True)
+    ]
     assert np.average(means, weights=[4, 4, 2]) == pytest.approx(4.5)
     real = [d.times[0] for sampler in samplers for part in sampler for d in part if d.weight > 0]
     assert np.mean(real) == 4.5 and len(real) == 10

@@ -204,6 +204,6 @@ def test_a_value_that_is_bad_later_ends_the_command_with_one_line_and_a_checkpoi
     done = train(tmp_path, *TINY, "data.paths=a.nc", "data.num_workers=1")
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert len(errors) == 1 and "a.nc: uwnd has 1 of 10512 values NaN at time 1990-06" in errors[0]
+    assert len(errors) == 1 and "a.nc: uwnd has 1 of 21024 values NaN at time 1990-06" in errors[0]
     (last,) = tmp_path.glob("runs/smoke/*/checkpoints/last.ckpt")
     assert torch.load(last, weights_only=True)["global_step"] == 3 and f"resume={last.resolve()}" in done.stdout
