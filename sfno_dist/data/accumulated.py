@@ -12,8 +12,8 @@ from sfno_dist.data.errors import DataError
 
 #: ECMWF's accumulated surface fields, in their short and long names
 ACCUMULATED = {
-    "tp", "cp", "lsp", "sf", "smlt", "e", "pev", "ro", "sro", "ssro", "ssr", "str", "tsr", "ttr", "ssrd", "strd", "ssrc",
-    "strc", "tsrc", "ttrc", "tisr", "fdir", "sshf", "slhf", "ewss", "nsss", "total_precipitation",
+    "tp", "cp", "lsp", "sf", "smlt", "e", "pev", "ro", "sro", "ssro", "ssr", "str", "tsr", "ttr", "ssrd", "strd",
+    "ssrc", "strc", "tsrc", "ttrc", "tisr", "fdir", "sshf", "slhf", "ewss", "nsss", "total_precipitation",
     "convective_precipitation", "large_scale_precipitation", "snowfall", "evaporation", "runoff",
     "surface_net_solar_radiation", "surface_net_thermal_radiation", "top_net_solar_radiation",
     "top_net_thermal_radiation", "surface_solar_radiation_downwards", "surface_thermal_radiation_downwards",
@@ -25,8 +25,8 @@ HOURS = {"second": 1 / 3600, "minute": 1 / 60, "hour": 1.0, "hr": 1.0, "h": 1.0,
 def accumulation_hours(name: str, attributes: dict, times: np.ndarray) -> float | None:
     """Hours over which a variable is summed, None for one that is not.
 
-    From CF ``cell_methods`` or a name such as ``total_precipitation_6hr``; where the file says no more than that it is a
-    sum, the usual spacing of its times.
+    From CF ``cell_methods`` or a name such as ``total_precipitation_6hr``; where the file says no more than that it is
+    a sum, the usual spacing of its times.
     """
     methods = str(attributes.get("cell_methods", ""))
     found = re.search(r"time: sum(?:.*?interval: ([\d.]+) (\w+?)s?\))?", methods)

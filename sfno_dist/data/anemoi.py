@@ -71,6 +71,6 @@ def _points(dataset: xr.Dataset, path: str) -> tuple[np.ndarray, np.ndarray, boo
         if np.ptp(a, axis=0).max() < 1e-4 and np.ptp(b, axis=1).max() < 1e-4:
             return a[0], b[:, 0], True
     raise DataError(
-        f"{path}: its {lat.size} cells are no latitudes x longitudes (a reduced or limited-area grid, or one thinned by "
-        f"anemoi); make the dataset on a regular grid"
+        f"{path}: its {lat.size} cells are no latitudes x longitudes (a reduced or limited-area grid, or one thinned "
+        f"by anemoi); make the dataset on a regular grid"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import glob
 import os
 import zipfile
@@ -20,6 +21,7 @@ DEFAULT_FILL = 9.969209968386869e36
 # No field of the atmosphere or ocean comes near; fill codes that files fail to declare (1e20, 1e34) lie beyond.
 LARGEST = 1e15
 ZARR_MARKERS = (".zgroup", ".zmetadata", ".zarray", "zarr.json")
+HDF5_ERROR = -101  # netcdf.h, NC_EHDFERR: HDF5 failed and does not say why
 HDF5 = b"\x89HDF\r\n\x1a\n"
 SIGNATURES = {
     b"\x1f\x8b": "gzip-compressed; unpack it first (gunzip)",
@@ -40,8 +42,6 @@ def files(paths: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
             raise DataError(f"{text}: remote stores are not read; copy the files to a disk and name them there")
         # A name is taken as it stands before its brackets are read as a pattern.
         matches = [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True))
-        if not matches and os.path.islink(text):
-            raise DataError(f"{text}: a link to {os.readlink(text)}, which does not exist; mend the link")
         if not matches:
             raise DataError(f"{text}: no such file, seen from {Path.cwd()}; check the path")
         found += matches
@@ -71,15 +71,27 @@ def unreadable(path: str, error: BaseException, what: str = "it") -> DataError:
         return DataError(f"{path}: permission denied; ask its owner for the right to read it (chmod a+r)")
     if number in (errno.EMFILE, errno.ENFILE):
         return DataError(f"{path}: too many files are open in this process; raise the limit (ulimit -n)")
-    if number in (errno.EAGAIN, errno.ENOLCK):
+    if number in (errno.EAGAIN, errno.ENOLCK) or (number == HDF5_ERROR and _is_locked(path)):
         return DataError(
             f"{path}: HDF5 cannot lock it (a program is writing it, or the file system has no locks); wait for the "
             f"writer, or set HDF5_USE_FILE_LOCKING=FALSE"
         )
+    if number == errno.ENOENT and os.path.islink(path):
+        return DataError(f"{path}: a link to {os.readlink(path)}, which does not exist; mend the link")
     if number == errno.ENOENT:
         return DataError(f"{path}: it is gone; put it back and start again")
     lines = str(error).splitlines() or [type(error).__name__]
     return DataError(f"{path}: {what} cannot be read ({lines[0]}); the file is damaged, copy it again")
+
+
+def _is_locked(path: str) -> bool:
+    """Whether another program holds the lock that HDF5 asks for."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EAGAIN, errno.ENOLCK, errno.ENOTSUP)
+    return False
 
 
 def _check_folder(path: str) -> None:

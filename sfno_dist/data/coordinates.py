@@ -68,7 +68,7 @@ def _two_dimensional(dataset: xr.Dataset, which: str) -> str | None:
         x = dataset[name]
         told = x.attrs.get("standard_name") == standard_name or str(x.attrs.get("units", "")).lower() in units
         if x.ndim == 2 and (
-            told or str(name).lower() in (*names, f"nav_{which}", f"{which}2d", f"xlat"[: 4 if which == "lat" else 0])
+            told or str(name).lower() in (*names, f"nav_{which}", f"{which}2d", "xlat"[: 4 if which == "lat" else 0])
         ):
             return str(name)
     return None

@@ -10,7 +10,7 @@ import os
 import resource
 import threading
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,10 +20,11 @@ import xarray as xr
 from xarray.backends import NetCDF4DataStore
 
 Stamp = tuple[int, int, int]
-# netcdf.h: what integers read as where nothing was written, unless the variable has a fill value of its own.
-DEFAULT_INTEGER_FILL = {
+# netcdf.h: what packed numbers read as where nothing was written, unless the variable has a fill value of its own.
+DEFAULT_PACKED_FILL = {
     "int16": -32767, "int32": -2147483647, "int64": -9223372036854775806,
     "uint16": 65535, "uint32": 4294967295, "uint64": 18446744073709551614,
+    "float32": 9.969209968386869e36, "float64": 9.969209968386869e36,
 }  # fmt: skip
 
 
@@ -45,6 +46,7 @@ class OpenFiles:
         self._lock = threading.RLock()
         self._opened: OrderedDict[tuple[str, Stamp], tuple[netCDF4.Dataset | None, xr.Dataset]] = OrderedDict()
         self._in_use: list[str] = []  # by this thread, which holds the lock
+        self._unwanted: deque[str] = deque()
         self._inherited: list = []
         # A fork waits until no thread is within HDF5; the child begins with no handle and a lock of its own.
         os.register_at_fork(
@@ -57,6 +59,7 @@ class OpenFiles:
     def dataset(self, path: str) -> Iterator[xr.Dataset]:
         """The lazy contents of a file as it is now, for use within the ``with`` block and by no other thread."""
         with self._lock:
+            self._close_unwanted()
             key = (path, stamp(path))
             if key not in self._opened:
                 self._forget(path)
@@ -74,10 +77,20 @@ class OpenFiles:
         yield dataset
 
     def close(self, path: str) -> None:
-        """Closes a file that is not being read, as when its last reader is gone: others may then write it."""
-        with self._lock:
-            if path not in self._in_use:
-                self._forget(path)
+        """Closes a file whose last reader is gone, so that others may write it: now, or once no thread reads.
+
+        Never waits: garbage is collected in any thread, also in one that the lock's owner is waiting for.
+        """
+        self._unwanted.append(path)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._close_unwanted()
+            finally:
+                self._lock.release()
+
+    def _close_unwanted(self) -> None:
+        while self._unwanted and self._unwanted[0] not in self._in_use:
+            self._forget(self._unwanted.popleft())
 
     def _forget(self, path: str) -> None:
         for key in [key for key in self._opened if key[0] == path]:
@@ -91,6 +104,7 @@ class OpenFiles:
         # Kept unclosed: closing a handle in the child would take the parent's lock off the file.
         self._inherited.append(self._opened)
         self._opened, self._in_use, self._lock = OrderedDict(), [], threading.RLock()
+        self._unwanted = deque()
 
 
 def _close(handle: netCDF4.Dataset | None) -> None:
@@ -156,6 +170,6 @@ def _mend_fill(stored: xr.DataArray) -> None:
         del attributes["_FillValue"]
     packed = "scale_factor" in attributes or "add_offset" in attributes
     if packed and not is_zarr and "_FillValue" not in attributes:
-        fill = DEFAULT_INTEGER_FILL.get(dtype.name)
+        fill = DEFAULT_PACKED_FILL.get(dtype.name)
         if fill is not None and "_Unsigned" not in attributes:
             attributes["_FillValue"] = dtype.type(fill)

@@ -30,7 +30,9 @@ def read_contents(dataset: xr.Dataset, path: str) -> Contents:
     coords = about.get("coords", {})
     array = str(about.get("h5_path", "fields"))
     if array not in dataset.variables:
-        raise DataError(f"{path}: no array {array}, which data.json names; the file holds {', '.join(dataset)}")
+        raise DataError(
+            f"{path}: no array {array}, which data.json names; the file holds {', '.join(map(str, dataset))}"
+        )
     field = dataset[array]
     dims = [str(dim) for dim in field.dims]
     time_dim, channel_dim, lat_dim, lon_dim = dims

@@ -31,7 +31,8 @@ SYNONYMS = [
     {"tcwv", "total_column_water_vapour"},
 ]
 SHORT_NAMES = [
-    "t", "z", "u", "v", "w", "q", "r", "t2m", "d2m", "gh", "u10", "v10", "u100", "v100", "msl", "sp", "sst", "tp", "tcwv",
+    "t", "z", "u", "v", "w", "q", "r", "t2m", "d2m", "gh", "u10", "v10", "u100", "v100", "msl", "sp", "sst", "tp",
+    "tcwv",
 ]  # fmt: skip
 
 

@@ -181,8 +181,8 @@ def _common_grid(sources: list[SourceFile]) -> Grid:
             raise DataError(f"{source.path}: has no time coordinate; fields without time are not samples")
         if source.calendar != first.calendar:
             raise DataError(
-                f"{source.path}: counts in the {source.calendar} calendar, {first.path} in {first.calendar}; give files "
-                f"of one calendar"
+                f"{source.path}: counts in the {source.calendar} calendar, {first.path} in {first.calendar}; give "
+                f"files of one calendar"
             )
     return first.grid
 
@@ -206,7 +206,8 @@ def _all_fields(sources: list[SourceFile]) -> list[str]:
 
 def _holders(sources: list[SourceFile], name: str) -> list[SourceFile]:
     """The files that hold a variable: all of them, or some where each file holds one variable."""
-    found, missing = [], None
+    found: list[SourceFile] = []
+    missing = None
     for source in sources:
         try:
             source.variable(name) if not found or source.fields is not found[-1].fields else None

@@ -312,8 +312,9 @@ def _parts(indices: np.ndarray, most: int | None = MOST_PARTS):
     turns = np.append(False, near[1:] & near[:-1] & (steps[1:] != steps[:-1]))[: len(steps)]
     breaks = np.flatnonzero(~near | turns) + 1
     runs = np.split(np.arange(len(indices)), breaks)
-    if most is not None and len(runs) > most:
-        first = int(indices.min())
+    first, extent = int(indices.min()), int(np.ptp(indices)) + 1
+    # A whole ring that begins elsewhere is one block: two would each decompress the same chunks.
+    if most is not None and (len(runs) > most or (len(runs) > 1 and 2 * len(indices) > extent)):
         yield slice(None), slice(first, int(indices.max()) + 1), indices - first
         return
     for run in runs:

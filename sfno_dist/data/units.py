@@ -6,8 +6,8 @@ import re
 
 ALIASES = {
     "kelvin": "K", "degk": "K", "deg_k": "K", "k": "K", "degrees_kelvin": "K", "degree_kelvin": "K",
-    "c": "degC", "degc": "degC", "deg_c": "degC", "celsius": "degC", "degree_celsius": "degC", "degrees_celsius": "degC",
-    "°c": "degC", "degree_c": "degC", "degrees_c": "degC", "degreec": "degC",
+    "c": "degC", "degc": "degC", "deg_c": "degC", "celsius": "degC", "degree_celsius": "degC",
+    "degrees_celsius": "degC", "°c": "degC", "degree_c": "degC", "degrees_c": "degC", "degreec": "degC",
     "meter": "m", "meters": "m", "metre": "m", "metres": "m", "m": "m",
     "second": "s", "seconds": "s", "sec": "s", "s": "s",
     "pascal": "Pa", "pascals": "Pa", "pa": "Pa", "hpa": "hPa", "hectopascal": "hPa", "hectopascals": "hPa",

