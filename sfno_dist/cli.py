@@ -67,9 +67,10 @@ def _forecast(options: argparse.Namespace) -> None:
     except ValueError:
         raise ValueError(f"--init: a time reads like 1991-01 or 2020-01-01T06, got {options.init!r}") from None
     loaded = checkpoint.load(options.checkpoint)
-    reader = FieldReader.of(loaded.recipe, options.data or loaded.data_paths)
+    sources = options.data or loaded.data_paths
     for path in filter(None, (options.output, options.plot)):
-        forecasts.check_output(reader, path)
+        forecasts.check_output(sources, path)
+    reader = FieldReader.of(loaded.recipe, sources)
     result = forecasts.forecast(loaded, reader, init=init, steps=options.steps)
     forecasts.write(result, options.output)
     print(f"wrote {options.output}: {', '.join(loaded.recipe.outputs)}, {options.steps} x {loaded.recipe.step}")

@@ -6,7 +6,7 @@ Dims: T steps, V variables, H rows, W columns.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -71,14 +71,14 @@ def find_time(reader: FieldReader, init: np.datetime64, checkpoint: LoadedCheckp
     return int(found[0])
 
 
-def check_output(reader: FieldReader, path: str | Path) -> None:
+def check_output(sources: Sequence[str], path: str | Path) -> None:
     """``DataError`` when a file cannot be written there, or would replace the data that the forecast starts from."""
     path = Path(path)
     if path.is_dir():
         raise DataError(f"{path}: is a folder; name a file such as {path / 'forecast.nc'}")
     if not path.parent.is_dir():
         raise DataError(f"{path}: the folder {path.parent} does not exist; create it first")
-    if path.absolute() in [Path(source).absolute() for source in files(reader.paths)]:
+    if path.absolute() in [Path(source).absolute() for source in files(sources)]:
         raise DataError(f"{path}: is the file that the forecast starts from; choose another output")
 
 

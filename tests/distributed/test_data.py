@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from small_archive import archive, everything
+from small_archive import GRID, archive, everything
 
 from distributed.ranks import run_ranks
 from sfno_dist import Decomposition, ProcessMesh
 from sfno_dist.data.recipe import Recipe
+from sfno_dist.training.losses import area_weighted_mse
+from sfno_dist.training.metrics import AreaWeightedRMSE
 
 
 def on_each_rank(folder, path, sizes, changes):
@@ -99,3 +101,32 @@ def _stored_features(folder, path):
     stored = data.recipe.to_dict()
     now, target = (np.datetime64(t, "ns") for t in ("2020-01-05", "2020-01-05T06"))
     return Recipe.from_dict(stored).feature_fields(now, target) if stored else None
+
+
+def _masked_loss(seed):
+    """This process's share of the masked loss, and its score's sums, on its tile."""
+    mesh = ProcessMesh(polar=2, azimuth=2, timeout_s=300)
+    tile = Decomposition(GRID, mesh)
+    prediction, target, valid = (x[..., tile.rows, tile.columns] for x in _masked_fields(seed))
+    shares = torch.from_numpy(GRID.area_shares[tile.rows])
+    metric = AreaWeightedRMSE(3, shares)
+    metric.update(prediction, target, valid=valid)
+    loss = area_weighted_mse(prediction, target, shares, valid=valid, mesh=mesh)
+    return float(loss), metric.squared_error.numpy(), metric.area.numpy()
+
+
+def _masked_fields(seed):
+    generator = torch.Generator().manual_seed(seed)
+    fields = torch.randn(3, 2, 3, *GRID.shape, generator=generator, dtype=torch.float64)
+    return fields[0], fields[1], fields[2] > 0.3
+
+
+def test_the_masked_loss_and_scores_of_tiles_add_up_to_those_of_the_globe():
+    prediction, target, valid = _masked_fields(5)
+    shares = torch.from_numpy(GRID.area_shares)
+    metric = AreaWeightedRMSE(3, shares)
+    metric.update(prediction, target, valid=valid)
+    losses, errors, areas = zip(*run_ranks(4, _masked_loss, 5), strict=True)
+    whole = area_weighted_mse(prediction, target, shares, valid=valid)
+    assert sum(losses) == pytest.approx(float(whole), rel=1e-12)
+    np.testing.assert_allclose(np.sqrt(sum(errors) / sum(areas)), metric.compute().numpy(), rtol=1e-12)
