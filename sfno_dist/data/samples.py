@@ -147,7 +147,7 @@ class FieldReader:
         return fields
 
     def _values(self, name: str, indices: np.ndarray) -> np.ndarray:
-        return self.dataset[name][indices, self.tile.rows, self.tile.columns].values
+        return self.dataset.variables[name][indices, self.tile.rows, self.tile.columns].values
 
     def __call__(self, index: int) -> np.ndarray:
         """The tile's fields at one time   [variables, H, W] float32"""
