@@ -131,12 +131,13 @@ def _forecast(options: argparse.Namespace) -> None:
     except ValueError:
         raise ValueError(f"--init: a time reads like 1991-01 or 2020-01-01T06, got {options.init!r}") from None
     loaded = checkpoint.load(options.checkpoint)
-    reader = FieldReader(options.data or loaded.data_paths, loaded.recipe.variables)
+    sources = options.data or loaded.data_paths
     for path in filter(None, (options.output, options.plot)):
-        forecasts.check_output(reader, path)
+        forecasts.check_output(sources, path)
+    reader = FieldReader.of(loaded.recipe, sources)
     result = forecasts.forecast(loaded, reader, init=init, steps=options.steps)
     forecasts.write(result, options.output)
-    print(f"wrote {options.output}: {', '.join(loaded.recipe.variables)}, {options.steps} x {loaded.recipe.step}")
+    print(f"wrote {options.output}: {', '.join(loaded.recipe.outputs)}, {options.steps} x {loaded.recipe.step}")
     if options.plot:
         plot.forecast_maps(result, forecasts.truth(reader, result, loaded), loaded.recipe, options.plot)
         print(f"wrote {options.plot}")

@@ -1,7 +1,8 @@
-"""The sum over the processes of one globe, everywhere; it is its own adjoint."""
+"""Sums over processes, given to each of them: over those of one globe, its own adjoint, and on the CPU over all."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -18,6 +19,19 @@ def sum_over_globe(tensor: Tensor, mesh: ProcessMesh) -> Tensor:
     Each process's loss is its share of the whole, so the gradient is the sum of all processes' gradients.
     """
     return tensor if mesh.globe_size == 1 else _Sum.apply(tensor, mesh)
+
+
+def sum_on_cpu(tensor: Tensor, mesh: ProcessMesh, *, over: Collection[str] = ("globe", "replicas")) -> Tensor:
+    """Sum of CPU tensors over the processes of the globe, over those with the same tile, or over all; no gradient.
+
+    By gloo whatever the devices: for counts and statistics, which live in float64 on the CPU.
+    """
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    if "replicas" in over and mesh.data > 1:
+        dist.all_reduce(total, group=mesh.groups.replicas)
+    if "globe" in over and mesh.globe_size > 1:
+        dist.all_reduce(total, group=mesh.groups.control)
+    return total
 
 
 class _Sum(torch.autograd.Function):

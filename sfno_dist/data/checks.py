@@ -193,7 +193,10 @@ def check_values(
             if kind == "infinite":
                 remedy = "write it anew in float32" if stored == "float16" else remedy
             else:
-                remedy = f"mend the file, or name {variable} in the option 'missing' to fill such values"
+                remedy = (
+                    f"mend the file, or name {variable} in the option 'missing' (data.fill of a training) to fill such "
+                    f"values"
+                )
             raise DataError(
                 f"{source}: {variable}{' (stored as float16, largest value 65504)' * (stored == 'float16')} has "
                 f"{int(wrong.sum())} of {wrong.size} values {kind}{_when(wrong, times)}; {remedy}"

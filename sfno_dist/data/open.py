@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import xarray as xr
@@ -84,16 +84,21 @@ def open_dataset(
     return xr.Dataset(fields, coordinates, {"grid": grid.kind})
 
 
-def open_static(path: str, variable: str) -> xr.DataArray:
-    """A field without time, such as relief, in canonical order   [lat, lon] float32"""
+def open_static(
+    path: str, variable: str, *, window: Callable[[Grid], tuple[np.ndarray, np.ndarray]] | None = None
+) -> xr.DataArray:
+    """A field without time, such as relief, in canonical order   [lat, lon] float32
+
+    ``window`` gives the rows and columns of the file's grid to read, rising; by default all.
+    """
     names = files(path)
     if len(names) > 1:
         raise DataError(f"{path}: names {len(names)} files; a field without time comes from one")
     source = SourceFile(names[0])
-    rows, columns = np.arange(source.grid.nlat), np.arange(source.grid.nlon)
+    rows, columns = window(source.grid) if window else (np.arange(n) for n in source.grid.shape)
     field = source.variable(variable)
     source.check_seam(variable)
-    coordinates = {"lat": source.latitudes, "lon": source.grid.longitudes_degrees}
+    coordinates = {"lat": source.latitudes[rows], "lon": source.grid.longitudes_degrees[columns]}
     if source.dims["time"] in field.dims:
         if source.times.size != 1:
             raise DataError(f"{path}: {variable} has {source.times.size} times; give a field without time, or at one")

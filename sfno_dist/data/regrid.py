@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
+from sfno_dist.data.open import open_static
 from sfno_dist.geometry import Grid
+from sfno_dist.mesh import Decomposition, ProcessMesh
 
 
 def area_mean(field: xr.DataArray, grid: Grid) -> np.ndarray:
@@ -16,12 +18,35 @@ def area_mean(field: xr.DataArray, grid: Grid) -> np.ndarray:
     latitudes, columns halfway between longitudes.
     """
     source = Grid.from_coordinates(field.lat.values, field.lon.values)
+    rows, columns = _weights(source, Decomposition(grid, ProcessMesh()))
+    return (rows @ field.values.astype(np.float64) @ columns.T).astype(np.float32)
+
+
+def static_on_tile(path: str, variable: str, tile: Decomposition) -> np.ndarray:
+    """``area_mean`` of a field without time in a file, on the tile alone   [rows, columns] float32
+
+    Reads just the points that the tile's cells overlap.
+    """
+    weights = []
+
+    def overlapped(source: Grid) -> tuple[np.ndarray, np.ndarray]:
+        weights.extend(_weights(source, tile))
+        rows, columns = (np.flatnonzero(x.any(axis=0)) for x in weights)
+        return rows, columns
+
+    field = open_static(path, variable, window=overlapped).values.astype(np.float64)
+    rows, columns = (x[:, x.any(axis=0)] for x in weights)
+    return (rows @ field @ columns.T).astype(np.float32)
+
+
+def _weights(source: Grid, tile: Decomposition) -> list[np.ndarray]:
+    """Shares of the source's rows in the tile's rows, and of its columns   [rows, source rows], [columns, columns]"""
     # Area is uniform in (cos colatitude, longitude), so overlaps factor into rows and columns.
-    rows = _overlaps(-np.cos(grid.row_edges), -np.cos(source.row_edges))
+    grid = tile.grid
+    rows = _overlaps(-np.cos(grid.row_edges), -np.cos(source.row_edges))[tile.rows]
     turns = 2.0 * np.pi * np.arange(-1, 2)
     columns = np.sum([_overlaps(_column_edges(grid), _column_edges(source) + turn) for turn in turns], axis=0)
-    rows, columns = (x / x.sum(axis=1, keepdims=True) for x in (rows, columns))
-    return (rows @ field.values.astype(np.float64) @ columns.T).astype(np.float32)
+    return [x / x.sum(axis=1, keepdims=True) for x in (rows, columns[tile.columns])]
 
 
 def _column_edges(grid: Grid) -> np.ndarray:

@@ -14,8 +14,16 @@ def year_phase(time: np.datetime64) -> float:
     return float(2.0 * np.pi * ((time - start) / (end - start)))
 
 
-def cos_zenith(time: np.datetime64, grid: Grid) -> np.ndarray:
-    """Cosine of the solar zenith angle at a UTC time, negative at night   [nlat, nlon] float64
+def day_phase(time: np.datetime64, longitudes: np.ndarray) -> np.ndarray:
+    """Angle of the local mean solar time within the day, 0 at local midnight, in radians   [longitudes]"""
+    share = (time - time.astype("datetime64[D]")) / np.timedelta64(1, "D")
+    return 2.0 * np.pi * share + longitudes
+
+
+def cos_zenith(
+    time: np.datetime64, grid: Grid, *, rows: slice = slice(None), columns: slice = slice(None)
+) -> np.ndarray:
+    """Cosine of the solar zenith angle at a UTC time, negative at night, on a tile   [rows, columns] float64
 
     Low-precision solar coordinates and sidereal time of the Astronomical Almanac (page C5; also J. Michalsky,
     Solar Energy 40, 1988): within 0.01 degrees from 1950 to 2050.
@@ -28,6 +36,6 @@ def cos_zenith(time: np.datetime64, grid: Grid) -> np.ndarray:
     declination = np.arcsin(np.sin(obliquity) * np.sin(ecliptic_longitude))
     right_ascension = np.arctan2(np.cos(obliquity) * np.sin(ecliptic_longitude), np.cos(ecliptic_longitude))
     sidereal_time = np.radians(15.0 * (18.697374558 + 24.06570982441908 * days))  # at Greenwich
-    hour_angle = sidereal_time - right_ascension + grid.longitudes[None, :]
-    colatitude = grid.colatitudes[:, None]
+    hour_angle = sidereal_time - right_ascension + grid.longitudes[None, columns]
+    colatitude = grid.colatitudes[rows, None]
     return np.cos(colatitude) * np.sin(declination) + np.sin(colatitude) * np.cos(declination) * np.cos(hour_angle)

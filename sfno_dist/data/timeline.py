@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
+import cftime
 import numpy as np
 
-from sfno_dist.data.calendars import instants
+from sfno_dist.data.calendars import calendar_of, instants
 from sfno_dist.data.errors import DataError
 
 MINUTES = {"hours": 60, "days": 24 * 60}
@@ -69,8 +72,13 @@ class TimeStep:
         """The step in units of ``ordinals``."""
         return self.count * MINUTES.get(self.unit, 1)
 
-    def advance(self, time: np.datetime64, steps: int) -> np.datetime64:
-        """The time ``steps`` later; months keep the day and hour, or end with a shorter month."""
+    def advance(self, time: Any, steps: int) -> Any:
+        """The time ``steps`` later; months keep the day and hour, or end with a shorter month.
+
+        ``time`` is a datetime64 or, in the calendar of a model, a cftime date.
+        """
+        if not isinstance(time, np.datetime64):
+            return self._advance_date(time, steps)
         time = time.astype("datetime64[ns]")
         if self.unit != "months":
             return time + np.timedelta64(self.stride * steps, "m").astype("timedelta64[ns]")
@@ -81,6 +89,22 @@ class TimeStep:
         day = min(first_day + into_month.astype("timedelta64[D]"), last_day)
         return day.astype("datetime64[ns]") + into_month % np.timedelta64(1, "D").astype("timedelta64[ns]")
 
+    def _advance_date(self, time: cftime.datetime, steps: int) -> cftime.datetime:
+        if self.unit != "months":
+            return time + timedelta(minutes=self.stride * steps)
+        year, month = divmod(12 * time.year + time.month - 1 + steps * self.count, 12)
+        first = time.replace(year=year, month=month + 1, day=1)
+        return first.replace(day=min(time.day, first.daysinmonth))
+
+
+def in_calendar(time: Any, times: np.ndarray) -> Any:
+    """A date as given, datetime64, in the calendar of ``times``: itself or a cftime date."""
+    if times.dtype != object or not isinstance(time, np.datetime64):
+        return time
+    text = str(time.astype("datetime64[s]"))
+    year, month, day, hour, minute, second = (int(part) for part in re.split("[-T:]", text))
+    return cftime.datetime(year, month, day, hour, minute, second, calendar=calendar_of(times))
+
 
 def sequences(times: np.ndarray, step: TimeStep, steps: int) -> np.ndarray:
     """Indices of all runs of ``steps`` + 1 times that lie exactly one step apart   [n, steps + 1] int64
@@ -88,12 +112,15 @@ def sequences(times: np.ndarray, step: TimeStep, steps: int) -> np.ndarray:
     A gap in the times ends a run; it never makes a pair of the times on its two sides.
     """
     ordinals = step.ordinals(times)
-    place = {int(ordinal): index for index, ordinal in enumerate(ordinals)}
-    if len(place) < len(ordinals):
+    order = np.argsort(ordinals, kind="stable")
+    rising = ordinals[order]
+    if np.any(np.diff(rising) == 0):
         raise DataError(f"the times are closer together than the minute or month that a step of {step} tells apart")
-    runs = [[place.get(int(first) + n * step.stride) for n in range(steps + 1)] for first in ordinals]
-    complete = [run for run in runs if None not in run]
-    return np.asarray(complete, dtype=np.int64).reshape(-1, steps + 1)
+    # wanted[i, n]: where time i + n steps would lie among the times   [times, steps + 1]
+    wanted = ordinals[:, None] + step.stride * np.arange(steps + 1)
+    found = np.minimum(np.searchsorted(rising, wanted), len(rising) - 1)
+    complete = (rising[found] == wanted).all(axis=1) if len(rising) else np.zeros(0, bool)
+    return order[found[complete]].astype(np.int64).reshape(-1, steps + 1)
 
 
 def period(first_date: str, last_date: str, what: str) -> tuple[np.datetime64, np.datetime64]:

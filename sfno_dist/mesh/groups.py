@@ -18,12 +18,13 @@ class Groups:
     """``device_mesh`` with an axis each for data, polar and azimuth, and two groups of the processes of one globe.
 
     ``space`` carries fields on the devices' backend; ``control`` is gloo and carries what processes agree on, so
-    that an agreement never waits for a device.
+    that an agreement never waits for a device. ``replicas``, gloo too, joins the processes that own the same tile.
     """
 
     device_mesh: DeviceMesh
     space: dist.ProcessGroup
     control: dist.ProcessGroup
+    replicas: dist.ProcessGroup
 
 
 def groups_of(sizes: tuple[int, int, int], timeout_s: float) -> Groups:
@@ -44,4 +45,4 @@ def _groups(world: dist.ProcessGroup, sizes: tuple[int, int, int], timeout_s: fl
     globes = ranks.reshape(sizes[0], -1)
     device_type = "cuda" if dist.get_backend(world) == "nccl" else "cpu"
     device_mesh = DeviceMesh.from_group(of_axes, device_type, mesh=ranks, mesh_dim_names=AXES)
-    return Groups(device_mesh, subgroups(globes), subgroups(globes, "gloo"))
+    return Groups(device_mesh, subgroups(globes), subgroups(globes, "gloo"), subgroups(globes.T, "gloo"))

@@ -17,7 +17,7 @@ from sfno_dist.data.recipe import Recipe
 from sfno_dist.geometry import Grid
 
 KEY = "sfno_dist"
-FORMAT = 1
+FORMAT = 2
 MODEL_PREFIX = "model."  # of the model's weights in the module's state dict
 
 
@@ -43,7 +43,7 @@ def build_model(settings: dict[str, Any], recipe: Recipe) -> nn.Module:
     arguments = dict(settings)
     name, latent = arguments.pop("name"), arguments.pop("latent_grid")
     latent_grid = Grid(**latent, first_longitude=recipe.grid.first_longitude)  # meridians line up at column 0
-    return model_class(name)(recipe.in_channels, recipe.state_channels, recipe.grid, latent_grid, **arguments)
+    return model_class(name)(recipe.in_channels, recipe.out_channels, recipe.grid, latent_grid, **arguments)
 
 
 def model_class(name: str) -> Callable[..., nn.Module]:

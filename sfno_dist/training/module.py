@@ -19,13 +19,15 @@ from sfno_dist.training.report import score_table
 
 logger = logging.getLogger(__name__)
 FORECASTS = ("model", "persistence", "climatology")
+NORMALISED = "normalised"  # the model's error in normalised units, whose mean square is the loss
 
 
 class ForecastModule(lightning.LightningModule):
     """Trains ``model`` to predict the change over one step of the normalised state.
 
     Args:
-        model: [B, recipe.in_channels, nlat, nlon] -> change of the state [B, recipe.state_channels, nlat, nlon].
+        model: [B, recipe.in_channels, nlat, nlon] -> [B, recipe.out_channels, nlat, nlon]: the change of the state,
+            then the diagnostic variables.
         recipe: of the data; with ``model_settings`` it makes the checkpoint complete in itself.
         optimizer: from parameter groups to a torch optimizer.
         warmup: share of all steps in which the learning rate rises to its full value; it then falls as a cosine.
@@ -47,19 +49,23 @@ class ForecastModule(lightning.LightningModule):
             raise ValueError(f"optim.warmup is a share of all steps, at least 0 and below 1, got {warmup!r}")
         self.model, self.recipe, self.model_settings = model, recipe, model_settings
         self.make_optimizer, self.warmup, self.data_paths = optimizer, warmup, data_paths or []
-        self.shares = torch.from_numpy(recipe.grid.area_shares).float()
+        self.shares = torch.from_numpy(recipe.grid.area_shares[recipe.tile.rows]).float()
         self.scores: dict[str, AreaWeightedRMSE] = nn.ModuleDict(
-            {name: AreaWeightedRMSE(len(recipe.variables), self.shares) for name in FORECASTS}
+            {name: AreaWeightedRMSE(recipe.out_channels, self.shares) for name in (*FORECASTS, NORMALISED)}
         )  # type: ignore[assignment]
 
     def forward(self, state: Tensor, features: Tensor) -> Tensor:
-        """The normalised state one step later   [B, V, nlat, nlon]"""
-        return state + self.model(torch.cat([state, features], dim=1))
+        """All that comes out, one step later; what goes in is its first channels   [B, V, nlat, nlon]"""
+        return one_step(self.model, self.recipe, state, features)
 
     def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
         states, features = batch["state"], batch["features"]
         prediction = self(states[:, 0], features[:, 0])
-        loss = area_weighted_mse(prediction, states[:, 1], self.shares.to(self.device))
+        valid = batch["valid"][:, 1] if "valid" in batch else None
+        loss = area_weighted_mse(
+            prediction, states[:, 1], self.shares.to(self.device), valid=valid, weight=batch["weight"],
+            mesh=self.recipe.mesh,
+        )  # fmt: skip
         self.log("train/loss", loss, prog_bar=True, batch_size=len(states))
         return loss
 
@@ -72,10 +78,11 @@ class ForecastModule(lightning.LightningModule):
     def _score(self, batch: dict[str, Tensor], split: str) -> None:
         now, target = batch["state"][:, 0], batch["state"][:, 1]
         prediction = self(now, batch["features"][:, 0])
-        loss = area_weighted_mse(prediction, target, self.shares.to(self.device))
-        self.log(f"{split}/loss", loss, prog_bar=True, batch_size=len(now))
+        counted = {"valid": batch["valid"][:, 1] if "valid" in batch else None, "weight": batch["weight"]}
+        self.scores[NORMALISED].update(prediction, target, **counted)
+        physical = self.recipe.statistics.physical
         for name, forecast in zip(FORECASTS, (prediction, now, batch["climatology"][:, 0]), strict=True):
-            self.scores[name].update(forecast, target)
+            self.scores[name].update(physical(forecast.double()), physical(target.double()), **counted)
 
     def on_validation_epoch_end(self) -> None:
         self._report("validation")
@@ -85,12 +92,12 @@ class ForecastModule(lightning.LightningModule):
 
     def _report(self, split: str) -> None:
         """Logs the RMSE of each variable in its units and prints it beside the baselines."""
-        std = torch.from_numpy(self.recipe.statistics.std)
-        rmse = {name: metric.compute().cpu() * std for name, metric in self.scores.items()}
+        rmse = {name: metric.compute().cpu() for name, metric in self.scores.items()}
         for metric in self.scores.values():
             metric.reset()
+        self.log(f"{split}/loss", rmse.pop(NORMALISED).square().mean(), prog_bar=True)
         for name, values in rmse.items():
-            self.log_dict({f"{split}/rmse_{v}_{name}": x for v, x in zip(self.recipe.variables, values, strict=True)})
+            self.log_dict({f"{split}/rmse_{v}_{name}": x for v, x in zip(self.recipe.outputs, values, strict=True)})
         if not self.trainer.sanity_checking:
             title = "test" if split == "test" else f"{split}, epoch {self.current_epoch}"
             logger.info(score_table(rmse, self.recipe, title))
@@ -106,6 +113,19 @@ class ForecastModule(lightning.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[checkpoints.KEY] = checkpoints.contents(self.model_settings, self.recipe, self.data_paths)
+
+
+def one_step(model: nn.Module, recipe: Recipe, state: Tensor, features: Tensor) -> Tensor:
+    """The normalised fields one step later, from normalised ones   [B, V, nlat, nlon]
+
+    ``state`` [B, V or fewer, nlat, nlon] begins with the prognostic variables, to which the model adds their change;
+    diagnostic ones it makes anew.
+    """
+    carried = state[:, : recipe.state_channels]
+    out = model(torch.cat([carried, features], dim=1))
+    if not recipe.roles.diagnostic:
+        return carried + out
+    return torch.cat([carried + out[:, : recipe.state_channels], out[:, recipe.state_channels :]], dim=1)
 
 
 def warmup_cosine(steps: int, warmup_steps: int) -> Callable[[int], float]:

@@ -19,9 +19,9 @@ def forecast_maps(result: xr.Dataset, truth: xr.Dataset, recipe: Recipe, path: s
     time = result.time.values[-1]
     known = len(truth.time) > 0 and truth.time.values[-1] == time
     columns = ["forecast", "truth", "forecast - truth"] if known else ["forecast"]
-    figure = Figure(figsize=(4.6 * len(columns), 0.5 + 2.5 * len(recipe.variables)), layout="constrained")
-    axes = figure.subplots(len(recipe.variables), len(columns), squeeze=False)
-    for row, name in zip(axes, recipe.variables, strict=True):
+    figure = Figure(figsize=(4.6 * len(columns), 0.5 + 2.5 * len(recipe.outputs)), layout="constrained")
+    axes = figure.subplots(len(recipe.outputs), len(columns), squeeze=False)
+    for row, name in zip(axes, recipe.outputs, strict=True):
         maps = {"forecast": result[name][-1]}
         if known:
             maps |= {"truth": truth[name][-1], "forecast - truth": result[name][-1] - truth[name][-1]}
@@ -50,12 +50,12 @@ def training_curves(metrics_csv: Path, recipe: Recipe, path: Path) -> None:
         points = [(int(row["step"]), float(row[name])) for row in rows if row.get(name)]
         return [step for step, _ in points], [value for _, value in points]
 
-    figure = Figure(figsize=(4.6 * (1 + len(recipe.variables)), 3.4), layout="constrained")
-    axes = figure.subplots(1, 1 + len(recipe.variables), squeeze=False)[0]
+    figure = Figure(figsize=(4.6 * (1 + len(recipe.outputs)), 3.4), layout="constrained")
+    axes = figure.subplots(1, 1 + len(recipe.outputs), squeeze=False)[0]
     for name in ("train/loss", "validation/loss"):
         axes[0].plot(*series(name), label=name, linewidth=1.2)
     axes[0].set(title="area-weighted loss", xlabel="optimiser step", yscale="log")
-    for axis, variable, units in zip(axes[1:], recipe.variables, recipe.units, strict=True):
+    for axis, variable, units in zip(axes[1:], recipe.outputs, recipe.units, strict=False):
         for forecast, style in (("model", ".-"), ("persistence", ":"), ("climatology", "--")):
             steps, values = series(f"validation/rmse_{variable}_{forecast}")
             if np.isfinite(values).any():

@@ -19,7 +19,7 @@ def score_table(rmse: dict[str, Tensor], recipe: Recipe, title: str) -> str:
         [variable, recipe.units[i], _cell(rmse["model"][i], ".4g")]
         + [_cell(rmse[name][i], ".4g") for name in baselines]
         + [_cell(skill(rmse["model"][i], rmse[name][i]), "+.3f") for name in baselines]
-        for i, variable in enumerate(recipe.variables)
+        for i, variable in enumerate(recipe.outputs)
     ]
     widths = [max(len(row[c]) for row in [head, *rows]) for c in range(len(head))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]

@@ -11,6 +11,7 @@ import lightning
 from lightning.pytorch.loggers import CSVLogger
 from omegaconf import DictConfig
 
+from sfno_dist.data import DataError
 from sfno_dist.data.datamodule import WeatherDataModule
 from sfno_dist.data.recipe import Recipe
 from sfno_dist.geometry import Grid
@@ -29,7 +30,7 @@ def train(config: DictConfig) -> dict[str, float]:
     _quieten()
     mesh = ProcessMesh(**arguments(config.mesh, "mesh", ProcessMesh))
     lightning.seed_everything(config.seed, workers=True, verbose=False)
-    data = build_data(config)
+    data = build_data(config, mesh)
     data.setup()
     module = build_module(config, data)
     trainer = build_trainer(config)
@@ -51,10 +52,12 @@ def train(config: DictConfig) -> dict[str, float]:
     return metrics
 
 
-def build_data(config: DictConfig) -> WeatherDataModule:
+def build_data(config: DictConfig, mesh: ProcessMesh | None = None) -> WeatherDataModule:
     expected = config.grid.data
     grid = None if expected == "auto" else Grid(**arguments(expected, "grid.data", Grid))
-    return WeatherDataModule(**arguments(config.data, "data", WeatherDataModule), grid=grid)
+    return WeatherDataModule(
+        **arguments(config.data, "data", WeatherDataModule), grid=grid, seed=config.seed, mesh=mesh
+    )
 
 
 def build_module(config: DictConfig, data: WeatherDataModule) -> ForecastModule:
@@ -70,15 +73,33 @@ def build_module(config: DictConfig, data: WeatherDataModule) -> ForecastModule:
 
 def build_trainer(config: DictConfig) -> lightning.Trainer:
     callbacks = [build(part, f"callbacks.{name}") for name, part in config.callbacks.items()]
+    callbacks.append(KeepWhatWasTrained(f"{config.paths.output}/checkpoints/last.ckpt"))
     loggers = [build(part, f"logger.{name}") for name, part in config.logger.items()]
     folder = config.paths.output
     return build(config.trainer, "trainer", callbacks=callbacks, logger=loggers, default_root_dir=folder)
+
+
+class KeepWhatWasTrained(lightning.Callback):
+    """Writes a checkpoint when data that cannot be read end a training, so that it goes on once they are mended.
+
+    ``DataError`` comes to all processes at the same batch, so all of them write.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_exception(self, trainer: lightning.Trainer, module: lightning.LightningModule, error: BaseException) -> None:
+        if isinstance(error, DataError) and trainer.state.fn == "fit" and trainer.global_step > 0:
+            trainer.save_checkpoint(self.path)
+            logger.info("the training so far is in %s; go on with resume=%s", self.path, shlex.quote(self.path))
 
 
 def _quieten() -> None:
     """Leaves what the user can act on: no tips, no list of absent devices, no deprecations inside Lightning."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    # The DataModule resumes, not its loaders.
+    warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
 
 
 def _best(trainer: lightning.Trainer) -> str:

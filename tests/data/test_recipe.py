@@ -9,7 +9,8 @@ import xarray as xr
 
 from sfno_dist import Grid
 from sfno_dist.data import DataError
-from sfno_dist.data.recipe import FEATURES, Recipe
+from sfno_dist.data.forcings import FEATURES
+from sfno_dist.data.recipe import Recipe, Roles
 from sfno_dist.data.statistics import Statistics
 from sfno_dist.data.timeline import TimeStep
 
@@ -20,16 +21,23 @@ NOW, TARGET = np.datetime64("1991-01-16", "ns"), np.datetime64("1991-02-15", "ns
 @pytest.fixture
 def recipe() -> Recipe:
     rng = np.random.default_rng(0)
+    relief = rng.standard_normal(GRID.shape).astype(np.float32)
+    mean = float((GRID.area_shares * relief).sum())
     return Recipe(
-        variables=("u", "v"),
+        roles=Roles(("u", "v")),
         units=("m/s", "m/s"),
         grid=GRID,
         step=TimeStep(1, "months"),
         features=tuple(FEATURES),
         statistics=Statistics(
-            np.float32([1, 2]), np.float32([3, 4]), rng.standard_normal((12, 2, *GRID.shape)).astype(np.float32)
+            np.array([1.0, 2.0]),
+            np.array([3.0, 4.0]),
+            rng.standard_normal((12, 2, *GRID.shape)).astype(np.float32),
+            np.zeros(2),
         ),
-        relief=rng.standard_normal(GRID.shape).astype(np.float32),
+        relief=relief,
+        relief_scale=(mean, float(np.sqrt((GRID.area_shares * (relief - mean) ** 2).sum()))),
+        land_mask=rng.random(GRID.shape).astype(np.float32),
     )
 
 
@@ -62,18 +70,21 @@ def test_features_are_what_they_say(recipe):
     relief = features[3]
     assert (relief * GRID.cell_areas[:, None]).sum() == pytest.approx(0.0, abs=1e-5)
     assert np.all(np.diff(relief.ravel()[np.argsort(recipe.relief.ravel())]) >= 0)
-    assert np.ptp(features[4]) == 0 and np.hypot(features[4], features[5])[0, 0] == pytest.approx(1.0)
-    climatology = recipe.statistics.denormalise(features[7:11].reshape(2, 2, *GRID.shape))
+    assert np.array_equal(features[4], recipe.land_mask)
+    assert np.ptp(features[5]) == 0 and np.hypot(features[5], features[6])[0, 0] == pytest.approx(1.0)
+    # Midnight UTC: midnight at 0 E, six in the morning at 90 E.
+    np.testing.assert_allclose(features[7:9, 0, [0, 3]], [[1, 0], [0, 1]], atol=1e-6)
+    climatology = recipe.statistics.denormalise(features[10:14].reshape(2, 2, *GRID.shape))
     np.testing.assert_allclose(climatology, recipe.statistics.climatology[[0, 1]], rtol=1e-5, atol=1e-6)
 
 
 def test_a_recipe_survives_a_checkpoint_that_is_loaded_with_weights_only(recipe, tmp_path):
     torch.save(recipe.to_dict(), tmp_path / "recipe.pt")
     back = Recipe.from_dict(torch.load(tmp_path / "recipe.pt", weights_only=True))
-    for field in ("variables", "units", "grid", "step", "features"):
+    for field in ("roles", "units", "grid", "step", "features"):
         assert getattr(back, field) == getattr(recipe, field)
-    for name, array in vars(recipe.statistics).items():
-        assert np.array_equal(getattr(back.statistics, name), array)
+    for name in ("mean", "std", "climatology", "log_epsilon"):
+        assert np.array_equal(getattr(back.statistics, name), getattr(recipe.statistics, name))
     assert np.array_equal(back.feature_fields(NOW, TARGET), recipe.feature_fields(NOW, TARGET))
 
 
@@ -111,3 +122,11 @@ def test_unknown_features_and_missing_relief_are_refused(recipe):
         dataclasses.replace(recipe, features=("moon",))
     with pytest.raises(DataError, match=r"data\.relief"):
         dataclasses.replace(recipe, relief=None)
+    with pytest.raises(DataError, match=r"data\.land_mask"):
+        dataclasses.replace(recipe, land_mask=None)
+
+
+def test_a_checkpoint_holds_the_climatology_only_where_the_model_is_told_it(recipe):
+    assert recipe.to_dict()["statistics"]["climatology"] is not None
+    told = dataclasses.replace(recipe, features=("position",))
+    assert Recipe.from_dict(told.to_dict()).statistics.climatology is None

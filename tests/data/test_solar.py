@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sfno_dist import Grid
-from sfno_dist.data.solar import cos_zenith, year_phase
+from sfno_dist.data.solar import cos_zenith, day_phase, year_phase
 
 GRID = Grid("equiangular", 181, 360)
 
@@ -68,3 +68,28 @@ def test_year_phase_turns_once_a_year():
     assert year_phase(np.datetime64("2019-07-02T12")) == pytest.approx(np.pi)
     assert year_phase(np.datetime64("2020-07-02")) == pytest.approx(np.pi)  # of a leap year
     assert year_phase(np.datetime64("2019-12-31T23:59")) < 2 * np.pi
+
+
+@pytest.mark.parametrize(
+    ("lat", "lon", "zenith"), [(-7.78507, 176.5795, 0.0), (82.21493, 176.5795, 90.0), (7.78507, 356.5795, 180.0)]
+)
+def test_the_place_of_the_sun_of_a_published_example(lat, lon, zenith):
+    """J. Meeus, Astronomical Algorithms (1998), example 25.a, 1992-10-13T00: right ascension 198.38083 degrees,
+    declination -7.78507; sidereal time at Greenwich 21.80134 degrees (his formula 12.4)."""
+    latitudes = tuple(sorted((lat, -85.0 if lat > 0 else 85.0), reverse=True))
+    grid = Grid("irregular", 2, 3600, irregular_latitudes=latitudes)
+    place = latitudes.index(lat), int(np.argmin(np.abs(grid.longitudes_degrees - lon)))
+    cosine = cos_zenith(np.datetime64("1992-10-13", "ns"), grid)[place]
+    assert np.degrees(np.arccos(np.clip(cosine, -1, 1))) == pytest.approx(zenith, abs=0.05)  # points 0.1 apart
+
+
+def test_a_tile_has_its_part_of_the_field():
+    time = np.datetime64("2003-10-17T19:30:30", "ns")
+    whole, rows, columns = cos_zenith(time, GRID), slice(31, 77), slice(5, 9)
+    assert np.array_equal(cos_zenith(time, GRID, rows=rows, columns=columns), whole[rows, columns])
+
+
+def test_the_phase_of_the_day_is_local_time():
+    time = np.datetime64("2020-05-05T18:00", "ns")
+    hours = day_phase(time, np.radians([0.0, 90.0, 180.0])) / (2 * np.pi) * 24 % 24
+    np.testing.assert_allclose(hours, [18.0, 0.0, 6.0], atol=1e-9)

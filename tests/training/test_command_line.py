@@ -233,7 +233,7 @@ def test_files_that_are_no_checkpoint_are_refused_with_one_line(request, tmp_pat
         (["data.paths=gap.nc"], "NaN"),
         (
             ["data.paths=late_gap.nc", "data.num_workers=1"],
-            "late_gap.nc: uwnd has 1 of 10512 values NaN at time 1992-06",
+            "late_gap.nc: uwnd has 1 of 21024 values NaN at time 1992-06",
         ),
         (["data.paths=north.nc"], "not global"),
         (["+data.nonsense=1"], "nonsense"),

@@ -1,0 +1,132 @@
+"""The DataModule on several processes: tiles, statistics and errors are those of one process."""
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from small_archive import GRID, archive, everything
+
+from distributed.ranks import run_ranks
+from sfno_dist import Decomposition, ProcessMesh
+from sfno_dist.data.recipe import Recipe
+from sfno_dist.training.losses import area_weighted_mse
+from sfno_dist.training.metrics import AreaWeightedRMSE
+
+
+def on_each_rank(folder, path, sizes, changes):
+    """What a process got: its place, statistics, batches, and what its checkpoint would hold."""
+    mesh = ProcessMesh(*sizes, timeout_s=300)
+    data = everything(folder, path, mesh=mesh, change_statistics=True, **changes)
+    try:
+        data.setup()
+        batches = [data.on_before_batch_transfer(batch, 0) for batch in data._loader("validation")]
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
+    tile = Decomposition(data.recipe.grid, mesh)
+    arrays = [{name: tensor.numpy() for name, tensor in batch.items()} for batch in batches]
+    stored = {name: value.numpy() if isinstance(value, torch.Tensor) else value for name, value in _flat(data).items()}
+    return (tile.rows, tile.columns), vars(data.recipe.statistics), arrays, stored
+
+
+def _flat(data):
+    stored = data.recipe.to_dict()
+    return {**stored.pop("statistics", {}), **stored}
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("archive")
+    path = archive(folder)
+    data = everything(folder, path, change_statistics=True)
+    data.setup()
+    return folder, path, data
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 2), (3, 1, 1), (2, 1, 2)])
+def test_statistics_and_batches_are_those_of_one_process(serial, sizes):
+    folder, path, data = serial
+    expected = list(data._loader("validation"))
+    whole = vars(data.recipe.statistics)
+    seen = [0] * len(expected)
+    for result in run_ranks(int(np.prod(sizes)), on_each_rank, folder, path, sizes, {}):
+        assert not isinstance(result, str), result
+        (rows, columns), statistics, batches, stored = result
+        for name in ("mean", "std", "change_std"):
+            np.testing.assert_allclose(statistics[name], whole[name], rtol=1e-12)
+        mine = whole["climatology"][..., rows, columns]
+        np.testing.assert_allclose(statistics["climatology"], mine, rtol=1e-6)
+        for step, (batch, all_of_it) in enumerate(zip(batches, expected, strict=True)):
+            real = batch["weight"] > 0
+            times = all_of_it["times"].numpy()
+            order = [int(np.flatnonzero((times == t).all(axis=1))[0]) for t in batch["times"]]
+            for name in ("state", "features", "valid"):
+                part = all_of_it[name].numpy()[order][..., rows, columns]
+                np.testing.assert_allclose(batch[name], part, rtol=2e-6, atol=2e-6)
+            seen[step] += int(real.sum()) * batch["state"].shape[-1] * batch["state"].shape[-2]
+        if stored:  # on the first process of each globe, which writes the checkpoint
+            assert rows.start == columns.start == 0
+            back, own = stored, _flat(data)
+            assert np.array_equal(back["relief"], own["relief"].numpy())
+            np.testing.assert_allclose(back["climatology"], own["climatology"].numpy(), rtol=1e-6)
+    cells = data.recipe.grid.nlat * data.recipe.grid.nlon
+    assert seen == [len(batch["weight"]) * cells for batch in expected]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 2), (2, 1, 1)])
+@pytest.mark.parametrize("day", [2, 7])
+def test_what_one_process_cannot_read_stops_all_with_the_same_words(tmp_path, sizes, day):
+    """A value that only one tile holds, or a time that only one replica reads; in the statistics or in a batch."""
+    path = archive(tmp_path)
+    with xr.open_dataset(path) as data:
+        data = data.load()
+    data.t2m[4 * (day - 1) + 1, 3, 20] = np.inf
+    data.to_netcdf(path)
+    results = run_ranks(2, on_each_rank, tmp_path, path, sizes, {"batch_size": 2})
+    when = f"2020-01-{day:02d}T06:00:00"
+    assert results[0] == results[1]
+    assert results[0].startswith(f"DataError: {path}: t2m has 1 of ") and when in results[0], results[0]
+
+
+def test_a_recipe_from_tiles_makes_the_same_features(serial):
+    folder, path, data = serial
+    results = run_ranks(2, _stored_features, folder, path)
+    now, target = (np.datetime64(t, "ns") for t in ("2020-01-05", "2020-01-05T06"))
+    np.testing.assert_allclose(results[0], data.recipe.feature_fields(now, target), rtol=2e-6, atol=2e-6)
+    assert results[1] is None
+
+
+def _stored_features(folder, path):
+    data = everything(folder, path, mesh=ProcessMesh(polar=2, timeout_s=300))
+    data.setup()
+    stored = data.recipe.to_dict()
+    now, target = (np.datetime64(t, "ns") for t in ("2020-01-05", "2020-01-05T06"))
+    return Recipe.from_dict(stored).feature_fields(now, target) if stored else None
+
+
+def _masked_loss(seed):
+    """This process's share of the masked loss, and its score's sums, on its tile."""
+    mesh = ProcessMesh(polar=2, azimuth=2, timeout_s=300)
+    tile = Decomposition(GRID, mesh)
+    prediction, target, valid = (x[..., tile.rows, tile.columns] for x in _masked_fields(seed))
+    shares = torch.from_numpy(GRID.area_shares[tile.rows])
+    metric = AreaWeightedRMSE(3, shares)
+    metric.update(prediction, target, valid=valid)
+    loss = area_weighted_mse(prediction, target, shares, valid=valid, mesh=mesh)
+    return float(loss), metric.squared_error.numpy(), metric.area.numpy()
+
+
+def _masked_fields(seed):
+    generator = torch.Generator().manual_seed(seed)
+    fields = torch.randn(3, 2, 3, *GRID.shape, generator=generator, dtype=torch.float64)
+    return fields[0], fields[1], fields[2] > 0.3
+
+
+def test_the_masked_loss_and_scores_of_tiles_add_up_to_those_of_the_globe():
+    prediction, target, valid = _masked_fields(5)
+    shares = torch.from_numpy(GRID.area_shares)
+    metric = AreaWeightedRMSE(3, shares)
+    metric.update(prediction, target, valid=valid)
+    losses, errors, areas = zip(*run_ranks(4, _masked_loss, 5), strict=True)
+    whole = area_weighted_mse(prediction, target, shares, valid=valid)
+    assert sum(losses) == pytest.approx(float(whole), rel=1e-12)
+    np.testing.assert_allclose(np.sqrt(sum(errors) / sum(areas)), metric.compute().numpy(), rtol=1e-12)
