@@ -54,21 +54,23 @@ class StoredLayout:
 
     def asked(self, index: Sequence[Index]) -> int:
         """Bytes of the values wanted, as they are stored: one entry of ``index`` per dim, each taken by itself."""
-        wanted = zip(self.shape, index, strict=True)
-        return self.itemsize * math.prod(np.size(positions(n, part)) for n, part in wanted)
+        return self.itemsize * math.prod(map(_length, self.shape, index))
 
     def touched(self, index: Sequence[Index]) -> int:
         """Bytes, uncompressed, of the chunks that hold the values wanted; each chunk once for one read."""
-        places = [positions(n, part) for n, part in zip(self.shape, index, strict=True)]
-        if any(part.size == 0 for part in places):
+        if not self.asked(index):
             return 0
         if self.chunks is None:
-            return self._sieved(places)
+            return self._sieved([positions(n, part) for n, part in zip(self.shape, index, strict=True)])
         # A product over dims: values decoded along each. Chunk i of a dim of n spans i * chunk to (i + 1) * chunk.
-        return self.itemsize * math.prod(map(self._decoded, self.shape, self.chunks, places))
+        return self.itemsize * math.prod(map(self._decoded, self.shape, self.chunks, index))
 
-    def _decoded(self, n: int, chunk: int, places: np.ndarray) -> int:
-        hit = np.unique(places // chunk)
+    def _decoded(self, n: int, chunk: int, part: Index) -> int:
+        if isinstance(part, slice) and part.step in (None, 1):  # at each read, so without arrays
+            start, stop, _ = part.indices(n)
+            end = -(-stop // chunk) * chunk
+            return (min(end, n) if self.compressed else end) - start // chunk * chunk
+        hit = np.unique(positions(n, part) // chunk)
         ends = (hit + 1) * chunk
         return int((np.minimum(ends, n) if self.compressed else ends).sum() - (hit * chunk).sum())
 
@@ -93,6 +95,10 @@ class StoredLayout:
     def __str__(self) -> str:
         text = "one piece" if self.chunks is None else " x ".join(map(str, self.chunks))
         return text + (f" in shards of {' x '.join(map(str, self.shards))}" if self.shards else "")
+
+
+def _length(n: int, part: Index) -> int:
+    return len(range(*part.indices(n))) if isinstance(part, slice) else np.size(part)
 
 
 def positions(n: int, part: Index) -> np.ndarray:
