@@ -18,7 +18,6 @@ from typing import Any
 import netCDF4
 import numpy as np
 import xarray as xr
-import zarr
 from xarray.backends import NetCDF4DataStore, ZarrStore
 
 from sfno_dist.data.stored import StoredArray
