@@ -13,11 +13,14 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import netCDF4
 import numpy as np
 import xarray as xr
-from xarray.backends import NetCDF4DataStore
+from xarray.backends import NetCDF4DataStore, ZarrStore
+
+from sfno_dist.data.stored import StoredArray
 
 Stamp = tuple[int, int, int]
 # netcdf.h: what packed numbers read as where nothing was written, unless the variable has a fill value of its own.
@@ -38,13 +41,57 @@ def stamp(path: str, array: str | None = None) -> Stamp:
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
+class OpenFile:
+    """A file or store, and its contents as xarray describes and decodes them (``dataset``), times aside."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._arrays: dict[str, StoredArray] = {}
+        self.file: Any  # netCDF4.Dataset or zarr.Group
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of fill values that do not fit the packed type: such files are common
+            if os.path.isdir(path):
+                # Of each array its own description: consolidated ones go stale when a store is appended to.
+                store = ZarrStore.open_group(path, mode="r", consolidated=False)
+                self.file = store.zarr_group
+            else:
+                self.file = netCDF4.Dataset(path)
+            try:
+                if self.closes:
+                    store = NetCDF4DataStore(self.file)
+                self._raw = xr.open_dataset(store, chunks=None, decode_cf=False, cache=False)
+                for name in self._raw.variables:
+                    _mend_fill(self._raw[name])
+                self.dataset = xr.decode_cf(self._raw, decode_times=False, decode_coords=False, decode_timedelta=False)
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def closes(self) -> bool:
+        """Whether it is a netCDF file: it has a handle, which one thread at a time may use."""
+        return isinstance(self.file, netCDF4.Dataset)
+
+    def array(self, name: str) -> StoredArray:
+        if name not in self._arrays:
+            described, decoded = self._raw.variables[name], self.dataset.variables[name]
+            self._arrays[name] = StoredArray(
+                self.file[name], described=described, decoded=decoded, path=self.path, name=name
+            )
+        return self._arrays[name]
+
+    def close(self) -> None:
+        if isinstance(self.file, netCDF4.Dataset):
+            self.file.close()
+
+
 class OpenFiles:
     """At most ``limit`` open netCDF files, and any zarr stores."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._lock = threading.RLock()
-        self._opened: OrderedDict[tuple[str, Stamp], tuple[netCDF4.Dataset | None, xr.Dataset]] = OrderedDict()
+        self._opened: OrderedDict[tuple[str, Stamp], OpenFile] = OrderedDict()
         self._in_use: list[str] = []  # by this thread, which holds the lock
         self._unwanted: deque[str] = deque()
         self._inherited: list = []
@@ -56,25 +103,25 @@ class OpenFiles:
         )
 
     @contextmanager
-    def dataset(self, path: str) -> Iterator[xr.Dataset]:
-        """The lazy contents of a file as it is now, for use within the ``with`` block and by no other thread."""
+    def opened(self, path: str) -> Iterator[OpenFile]:
+        """A file as it is now, for use within the ``with`` block and by no other thread."""
         with self._lock:
             self._close_unwanted()
             key = (path, stamp(path))
             if key not in self._opened:
                 self._forget(path)
-                self._opened[key] = _open(path)
+                self._opened[key] = OpenFile(path)
             self._opened.move_to_end(key)
-            handle, dataset = self._opened[key]
+            opened = self._opened[key]
             self._close_oldest()
-            if handle is not None:
+            if opened.closes:
                 self._in_use.append(path)
                 try:
-                    yield dataset
+                    yield opened
                 finally:
                     self._in_use.pop()
                 return
-        yield dataset
+        yield opened
 
     def close(self, path: str) -> None:
         """Closes a file whose last reader is gone, so that others may write it: now, or once no thread reads.
@@ -94,22 +141,17 @@ class OpenFiles:
 
     def _forget(self, path: str) -> None:
         for key in [key for key in self._opened if key[0] == path]:
-            _close(self._opened.pop(key)[0])
+            self._opened.pop(key).close()
 
     def _close_oldest(self) -> None:
         while len(self._opened) > self.limit:
-            _close(self._opened.popitem(last=False)[1][0])
+            self._opened.popitem(last=False)[1].close()
 
     def _forked(self) -> None:
         # Kept unclosed: closing a handle in the child would take the parent's lock off the file.
         self._inherited.append(self._opened)
         self._opened, self._in_use, self._lock = OrderedDict(), [], threading.RLock()
         self._unwanted = deque()
-
-
-def _close(handle: netCDF4.Dataset | None) -> None:
-    if handle is not None:
-        handle.close()
 
 
 def _limit() -> int:
@@ -119,31 +161,6 @@ def _limit() -> int:
 
 
 open_files = OpenFiles(_limit())
-
-
-def _open(path: str) -> tuple[netCDF4.Dataset | None, xr.Dataset]:
-    """The handle to close, and variables decoded but for times, each read when it is asked for."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of fill values that do not fit the packed type: such files are common
-        if os.path.isdir(path):
-            # Of each array its own description: consolidated ones go stale when a store is appended to.
-            return None, _decoded(
-                xr.open_dataset(path, engine="zarr", consolidated=False, chunks=None, decode_cf=False)
-            )
-        handle = netCDF4.Dataset(path)
-        try:
-            return handle, _decoded(
-                xr.open_dataset(NetCDF4DataStore(handle), chunks=None, decode_cf=False, cache=False)
-            )
-        except BaseException:
-            handle.close()
-            raise
-
-
-def _decoded(raw: xr.Dataset) -> xr.Dataset:
-    for name in raw.variables:
-        _mend_fill(raw[name])
-    return xr.decode_cf(raw, decode_times=False, decode_coords=False, decode_timedelta=False)
 
 
 def _mend_fill(stored: xr.DataArray) -> None:

@@ -54,7 +54,7 @@ class StoredLayout:
 
     def asked(self, index: Sequence[Index]) -> int:
         """Bytes of the values wanted, as they are stored: one entry of ``index`` per dim, each taken by itself."""
-        return self.itemsize * math.prod(map(count, self.shape, index))
+        return self.itemsize * math.prod(map(_length, self.shape, index))
 
     def touched(self, index: Sequence[Index]) -> int:
         """Bytes, uncompressed, of the chunks that hold the values wanted; each chunk once for one read."""
@@ -66,7 +66,7 @@ class StoredLayout:
         return self.itemsize * math.prod(map(self._decoded, self.shape, self.chunks, index))
 
     def _decoded(self, n: int, chunk: int, part: Index) -> int:
-        if isinstance(part, slice) and part.step in (None, 1):
+        if isinstance(part, slice) and part.step in (None, 1):  # at each read, so without arrays
             start, stop, _ = part.indices(n)
             end = -(-stop // chunk) * chunk
             return (min(end, n) if self.compressed else end) - start // chunk * chunk
@@ -97,9 +97,8 @@ class StoredLayout:
         return text + (f" in shards of {' x '.join(map(str, self.shards))}" if self.shards else "")
 
 
-def count(n: int, part: Index) -> int:
-    """How many places along a dim of ``n`` an index picks."""
-    return len(range(*part.indices(n))) if isinstance(part, slice) else int(np.size(part))
+def _length(n: int, part: Index) -> int:
+    return len(range(*part.indices(n))) if isinstance(part, slice) else np.size(part)
 
 
 def positions(n: int, part: Index) -> np.ndarray:
@@ -132,9 +131,9 @@ def tile_chunks(row_bounds: Sequence[int], column_bounds: Sequence[int], itemsiz
 
 def _worst(bounds: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Length decoded, the same over the tile's own, and number of chunks, of the worst tile   3 x [n]"""
-    length = bounds[-1]
-    chunk = np.arange(1, length + 1)[:, None]
+    count = bounds[-1]
+    chunk = np.arange(1, count + 1)[:, None]
     start, stop = np.asarray(bounds[:-1]), np.asarray(bounds[1:])
     first, last = start // chunk, (stop - 1) // chunk + 1
-    decoded = np.minimum(last * chunk, length) - first * chunk
+    decoded = np.minimum(last * chunk, count) - first * chunk
     return decoded.max(axis=1), (decoded / (stop - start)).max(axis=1), (last - first).max(axis=1)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import xarray as xr
 
-from sfno_dist.data.layout import Index, StoredLayout, count
+from sfno_dist.data.layout import StoredLayout
+from sfno_dist.data.stored import StoredArray
 
 
 @dataclass
@@ -54,20 +54,20 @@ class ReadLedger:
         self._reading = True
         self._lock = threading.Lock()
 
-    def read(self, variable: xr.Variable, index: tuple[Index, ...], *, path: str, name: str) -> xr.Variable:
-        """``variable[index]``, noted as a read of the array ``name`` in the file ``path``; one entry per dim."""
-        layout = StoredLayout.of(variable)  # each time: the file may be another one under the same name by now
-        asked, touched = layout.asked(index), layout.touched(index)
+    def read(self, array: StoredArray, key: tuple[slice, ...], *, path: str, name: str) -> np.ndarray:
+        """``array.read(key)``, noted as a read of the array ``name`` in the file ``path``."""
+        layout = array.layout
+        asked, touched = layout.asked(key), layout.touched(key)
         with self._lock:
             entry = self.entries.setdefault((path, name), Reads(layout=layout))
-            entry.layout = layout
-            entry.asked, entry.touched, entry.reads = entry.asked + asked, entry.touched + touched, entry.reads + 1
+            # A file may be written anew in another layout.
+            entry.layout, entry.reads = layout, entry.reads + 1
+            entry.asked, entry.touched = entry.asked + asked, entry.touched + touched
             if self._mirror is not None and self._reading:
                 self._mirror += (asked, touched, 1)
         if self._reading:
-            return variable[index]
-        shape = tuple(count(n, part) for n, part in zip(variable.shape, index, strict=True))
-        return xr.Variable(variable.dims, np.zeros(shape, variable.dtype))
+            return array.read(key)
+        return np.zeros([part.stop - part.start for part in key], np.float32)
 
     @property
     def total(self) -> Total:

@@ -6,7 +6,7 @@ what it learned from the file's header and no handle, so it may be pickled, fork
 
 from __future__ import annotations
 
-import os
+import itertools
 import warnings
 import weakref
 from functools import lru_cache
@@ -17,7 +17,6 @@ import xarray as xr
 from sfno_dist.data import anemoi, makani, plain
 from sfno_dist.data.calendars import calendar_of, instants
 from sfno_dist.data.checks import check_file, check_values, unreadable
-from sfno_dist.data.chunks import ZarrArray
 from sfno_dist.data.contents import Contents, StoredField
 from sfno_dist.data.errors import DataError
 from sfno_dist.data.handles import open_files, stamp
@@ -44,8 +43,8 @@ class SourceFile:
         weakref.finalize(self, open_files.close, path)
         check_file(path)
         try:
-            with open_files.dataset(path) as dataset:
-                contents = _contents(dataset, path)
+            with open_files.opened(path) as opened:
+                contents = _contents(opened.dataset, path)
             self._stamp = stamp(path)
         except DataError:
             raise
@@ -127,44 +126,39 @@ class SourceFile:
         """
         field = self.variable(wanted)
         places = np.arange(1) if times is None else np.atleast_1d(times)
-        declared = self.absent_times(wanted) if times is not None else ()
-        absent = np.isin(places, declared) if len(declared) else np.zeros(len(places), bool)
-        values = np.full((len(places), len(rows), len(columns)), np.nan, np.float32) if absent.any() else None
-        wanted_places = places[~absent]
-        if wanted_places.size and len(rows) and len(columns):
-            in_time = self.dims["time"] in field.dims
-            stored = self._time_indices[wanted_places] if in_time else None
-            try:
-                if stamp(self.path) != self._stamp:
-                    raise DataError(f"{self.path}: has changed since it was opened; start again once it is written")
-                with open_files.dataset(self.path) as dataset:
-                    read = self._read(dataset, field, stored, self.rows[rows], self.columns[columns], may_miss)
-            except DataError:
-                raise
-            except Exception as error:  # codecs and disks raise errors of many types
-                raise unreadable(self.path, error, wanted) from error
-            moments = self.times[wanted_places] if times is not None and self.times.size else np.empty(0)
-            check_values(
-                read, variable=wanted, times=moments if in_time else moments[:1], source=self.path,
-                stored=field.dtype, may_miss=may_miss,
-            )  # fmt: skip
-            if values is None:
-                values = read
-            else:
-                values[~absent] = read
-        if values is None:
-            values = np.empty((len(places), len(rows), len(columns)), np.float32)
+        absent = np.isin(places, self.absent_times(wanted)) if times is not None else np.zeros(1, bool)
+        if absent.any():
+            values = np.full((len(places), len(rows), len(columns)), np.nan, np.float32)
+            if not absent.all():
+                values[~absent] = self.read(wanted, places[~absent], rows, columns, may_miss=may_miss)
+            return values
+        in_time = self.dims["time"] in field.dims
+        stored = self._time_indices[places] if in_time else None
+        try:
+            if stamp(self.path) != self._stamp:
+                raise DataError(f"{self.path}: has changed since it was opened; start again once it is written")
+            with open_files.opened(self.path) as opened:
+                values = self._read(opened, field, stored, self.rows[rows], self.columns[columns], may_miss)
+        except DataError:
+            raise
+        except Exception as error:  # codecs and disks raise errors of many types
+            raise unreadable(self.path, error, wanted) from error
+        moments = self.times[places] if times is not None and self.times.size else np.empty(0)
+        check_values(
+            values, variable=wanted, times=moments if in_time else moments[:1], source=self.path,
+            stored=field.dtype, may_miss=may_miss,
+        )  # fmt: skip
         return values if times is not None else values[0]
 
-    def _read(self, dataset, field, times, rows, columns, may_miss) -> np.ndarray:
+    def _read(self, opened, field, times, rows, columns, may_miss) -> np.ndarray:
         """Values at indices of the file   [times, rows, columns] float32"""
         if field.expver_dim is None:
-            return self._gather(dataset, field, times, rows, columns, may_miss)
+            return self._gather(opened, field, times, rows, columns, may_miss)
         order = iter(field.expver_order)
 
         def of(index: int) -> np.ndarray:
             one = StoredField(**{**vars(field), "fixed": (*field.fixed, (field.expver_dim, index)), "expver_dim": None})
-            return self._gather(dataset, one, times, rows, columns, True)
+            return self._gather(opened, one, times, rows, columns, True)
 
         values = of(next(order))
         for index in order:
@@ -173,52 +167,35 @@ class SourceFile:
                 values[gaps] = of(index)[gaps]
         return values
 
-    def _gather(self, dataset, field, times, rows, columns, may_miss) -> np.ndarray:
+    def _gather(self, opened, field, times, rows, columns, may_miss) -> np.ndarray:
         """Joins the blocks of consecutive times, rows and columns that the indices make."""
-        count = 1 if times is None else len(times)
-        in_time = list(_parts(np.arange(1) if times is None else times, most=None))
-        in_lat, in_lon = list(_parts(rows)), list(_parts(columns))
-        if len(in_time) == len(in_lat) == len(in_lon) == 1:  # the usual tile: what is read is what is wanted
-            (_, time_part, time_pick), (_, row_part, row_pick), (_, column_part, column_pick) = (
-                *in_time,
-                *in_lat,
-                *in_lon,
-            )
-            time_part = None if times is None else time_part
-            block = self._read_block(dataset, field, time_part, row_part, column_part, may_miss)
-            return block[time_pick][:, row_pick][:, :, column_pick]
-        values = np.empty((count, len(rows), len(columns)), np.float32)
-        for in_times, time_part, time_pick in in_time:
-            for in_rows, row_part, row_pick in in_lat:
-                for in_columns, column_part, column_pick in in_lon:
-                    block = self._read_block(
-                        dataset, field, None if times is None else time_part, row_part, column_part, may_miss
-                    )
-                    values[in_times, in_rows, in_columns] = block[time_pick][:, row_pick][:, :, column_pick]
+        array = opened.array(field.array)
+        in_time = np.zeros(1, np.int64) if times is None else times
+        wanted = ((in_time, None), (rows, MOST_PARTS), (columns, MOST_PARTS))
+        parts = [_parts(np.asarray(x, np.int64).tobytes(), most) for x, most in wanted]
+        values = np.empty((1 if times is None else len(times), len(rows), len(columns)), np.float32)
+        for (at_times, time, t), (at_rows, row, r), (at_columns, column, c) in itertools.product(*parts):
+            block = self._read_block(array, field, None if times is None else time, row, column, may_miss)
+            values[at_times, at_rows, at_columns] = block[t][:, r][:, :, c]
         return values
 
-    def _read_block(self, dataset, field, times, rows, columns, may_miss) -> np.ndarray:
-        """The one place where values are read: one block of one array   [times, rows, columns] float32"""
+    def _read_block(self, array, field, times, rows, columns, may_miss) -> np.ndarray:
+        """The one place where values are read: one block of one array   [times, rows, columns], of the file's type"""
         fixed = dict(field.fixed)
         nlat, nlon = self._shape_in_file
-        parts = {"lat": rows, "lon": columns}
-        if self._cell_dim is not None:
+        by_dim = {self.dims["time"]: times} if times is not None else {}
+        if self._cell_dim is None:
+            by_dim |= {self.dims["lat"]: rows, self.dims["lon"]: columns}
+        else:
             slow, length = (columns, nlat) if self._by_column else (rows, nlon)
-            parts = {"lat": slice(slow.start * length, slow.stop * length)}
-        by_dim = {self.dims[which]: part for which, part in parts.items()}
-        if times is not None:
-            by_dim[self.dims["time"]] = times
+            by_dim[self._cell_dim] = slice(slow.start * length, slow.stop * length)
         key = tuple(by_dim[d] if d in by_dim else slice(fixed[d], fixed[d] + 1) for d in field.dims)
-        block = LEDGER.read(dataset.variables[field.array], key, path=self.path, name=field.array)
-        order = [d for d in (self.dims["time"] if times is not None else None, *by_dim) if d is not None]
-        order = list(dict.fromkeys(order))
-        rest = [d for d in field.dims if d not in order]
-        with np.errstate(over="ignore"):
-            # Checked afterwards: a value that is finite in the file may be infinite in float32.
-            values = np.asarray(block.values).astype(np.float32, copy=False)
-        axes = [field.dims.index(d) for d in (*rest, *order)]
-        values = values.transpose(axes)
-        self._blank_absent_chunks(values, field, key, axes, may_miss)
+        block = LEDGER.read(array, key, path=self.path, name=field.array)
+        if array.on_disk is not None:
+            block = self._blank_absent_chunks(block, array.on_disk, field, key, may_miss)
+        rest = [axis for axis, d in enumerate(field.dims) if d not in by_dim]
+        axes = [field.dims.index(d) for d in by_dim]
+        values = block.transpose(*rest, *axes)
         values = values.reshape(-1, *values.shape[len(rest) + (times is not None) :])
         if self._cell_dim is None:
             return values
@@ -226,10 +203,9 @@ class SourceFile:
             return values.reshape(len(values), -1, nlat).transpose(0, 2, 1)[:, rows]
         return values.reshape(len(values), -1, nlon)[:, :, columns]
 
-    def _blank_absent_chunks(self, values, field, key, axes, may_miss) -> None:
+    def _blank_absent_chunks(self, values, on_disk, field, key, may_miss) -> np.ndarray:
         """NaN where chunks of a zarr store do not exist, or ``DataError``."""
-        array = _zarr_array(self.path, field.array) if os.path.isdir(self.path) else None
-        for name, box in array.absent(key) if array is not None else []:
+        for name, box in on_disk.absent(key):
             if not may_miss:
                 raise DataError(
                     f"{self.path}: chunk {field.array}/{name} does not exist, so its values would be a constant; copy "
@@ -239,7 +215,9 @@ class SourceFile:
                 slice(max(b.start - k.start, 0), max(min(b.stop, k.stop) - k.start, 0))
                 for b, k in zip(box, key, strict=True)
             ]
-            values[tuple(inside[axis] for axis in axes)] = np.nan
+            values = values.astype(np.result_type(values, np.float32), copy=values.base is not None)
+            values[tuple(inside)] = np.nan
+        return values
 
     def check_seam(self, wanted: str) -> None:
         """``DataError`` where columns that repeat a meridian differ from it, at the first time."""
@@ -247,9 +225,9 @@ class SourceFile:
             return
         field, rows = self.variable(wanted), self.rows
         times = self._time_indices[:1] if self.dims["time"] in field.dims else None
-        with open_files.dataset(self.path) as dataset:
+        with open_files.opened(self.path) as opened:
             for kept, repeated in self.seam:
-                a, b = (self._read(dataset, field, times, rows, np.array([x]), True) for x in (kept, repeated))
+                a, b = (self._read(opened, field, times, rows, np.array([x]), True) for x in (kept, repeated))
                 if not np.allclose(
                     a, b, rtol=1e-4, atol=1e-4 * float(np.nanmax(np.abs(a), initial=0.0)), equal_nan=True
                 ):
@@ -318,17 +296,11 @@ def _distinct(lon: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int]]]:
 
 
 @lru_cache(maxsize=1024)
-def _zarr_array(path: str, array: str) -> ZarrArray | None:
-    return ZarrArray.of(path, array)
-
-
-def _parts(indices: np.ndarray, most: int | None = MOST_PARTS):
+def _parts(places: bytes, most: int | None) -> list[tuple]:
     """(places among the indices, block in the file, which of the block) for runs of neighbouring indices."""
+    indices = np.frombuffer(places, np.int64)
     if len(indices) == 0:
-        return
-    if indices[-1] - indices[0] == len(indices) - 1 and (len(indices) < 3 or (np.diff(indices) == 1).all()):
-        yield slice(0, len(indices)), slice(int(indices[0]), int(indices[-1]) + 1), slice(None)
-        return
+        return []
     steps = np.diff(indices)
     near = np.abs(steps) == 1
     turns = np.append(False, near[1:] & near[:-1] & (steps[1:] != steps[:-1]))[: len(steps)]
@@ -337,13 +309,16 @@ def _parts(indices: np.ndarray, most: int | None = MOST_PARTS):
     first, extent = int(indices.min()), int(np.ptp(indices)) + 1
     # A whole ring that begins elsewhere is one block: two would each decompress the same chunks.
     if most is not None and (len(runs) > most or (len(runs) > 1 and 2 * len(indices) > extent)):
-        yield slice(None), slice(first, int(indices.max()) + 1), indices - first
-        return
+        return [(slice(None), slice(first, int(indices.max()) + 1), indices - first)]
+    parts = []
     for run in runs:
         part = indices[run]
         backwards = len(part) > 1 and part[1] < part[0]
-        yield (
-            slice(int(run[0]), int(run[-1]) + 1),
-            slice(int(part.min()), int(part.max()) + 1),
-            slice(None, None, -1) if backwards else slice(None),
+        parts.append(
+            (
+                slice(int(run[0]), int(run[-1]) + 1),
+                slice(int(part.min()), int(part.max()) + 1),
+                slice(None, None, -1) if backwards else slice(None),
+            )
         )
+    return parts

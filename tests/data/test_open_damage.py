@@ -263,7 +263,7 @@ def test_opening_reads_no_fields(tmp_path, monkeypatch):
 def test_the_last_reader_gone_never_waits_for_another_thread(tmp_path):
     """Garbage is collected in any thread, also in one that the lock's owner waits for."""
     path = str(write(make(), tmp_path))
-    with open_files.dataset(path):
+    with open_files.opened(path):
         thread = threading.Thread(target=open_files.close, args=(path,), daemon=True)
         thread.start()
         thread.join(timeout=20)

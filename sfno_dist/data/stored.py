@@ -1,0 +1,64 @@
+"""One array of an open file, read by slices straight from netCDF4 or zarr and decoded by numpy."""
+
+from __future__ import annotations
+
+import netCDF4
+import numpy as np
+import xarray as xr
+import zarr
+
+from sfno_dist.data.chunks import ZarrArray
+from sfno_dist.data.layout import StoredLayout
+
+CODES = ("_FillValue", "missing_value")
+
+
+class StoredArray:
+    """Its values are what xarray makes of them, without what xarray's lazy arrays cost at each read.
+
+    ``described`` is the variable as it lies in the file, ``decoded`` the same as xarray decodes it: its type is that
+    of the values. ``layout`` is for the ledger; ``on_disk`` tells which chunks of a zarr array are there.
+    """
+
+    def __init__(
+        self,
+        array: netCDF4.Variable | zarr.Array,
+        *,
+        described: xr.Variable,
+        decoded: xr.Variable,
+        path: str,
+        name: str,
+    ) -> None:
+        self._array, self.dtype = array, decoded.dtype
+        self.layout = StoredLayout.of(decoded)
+        self.on_disk: ZarrArray | None = None
+        if isinstance(array, netCDF4.Variable):
+            array.set_auto_maskandscale(False)
+        else:
+            self.on_disk = ZarrArray.of(path, name)
+        about, dtype = described.attrs, described.dtype
+        other = {("i", "true"): "u", ("u", "false"): "i"}.get((dtype.kind, str(about.get("_Unsigned"))))
+        self._signed_as = np.dtype(f"{other}{dtype.itemsize}") if other else None
+        self._codes = {x for code in CODES for x in np.ravel(about.get(code, ())) if x == x}
+        if self._signed_as is not None and "_FillValue" in about:
+            self._codes.discard(about["_FillValue"])
+            self._codes.add(np.asarray(about["_FillValue"], dtype).astype(self._signed_as)[()])
+        self._scale, self._offset = about.get("scale_factor"), about.get("add_offset")
+
+    def read(self, key: tuple[slice, ...]) -> np.ndarray:
+        """The values at one slice of step 1 along each dim."""
+        values = np.asarray(self._array[key])
+        if self._signed_as is not None:
+            values = values.astype(self._signed_as)
+        if self._codes or self._scale is not None or self._offset is not None:
+            values = values.astype(self.dtype)
+        if self._codes:
+            missing = np.zeros(values.shape, bool)
+            for code in self._codes:
+                missing |= values == code
+            values[missing] = np.nan
+        if self._scale is not None:
+            values *= np.asarray(self._scale).item() if np.ndim(self._scale) else self._scale
+        if self._offset is not None:
+            values += np.asarray(self._offset).item() if np.ndim(self._offset) else self._offset
+        return values
