@@ -34,11 +34,21 @@ def test_links_and_pictures_are_there():
 
 
 def test_the_python_snippet_runs(tmp_path):
-    (snippet,) = blocks("python")
+    snippet, _ = blocks("python")
     (tmp_path / "snippet.py").write_text(snippet + "\nprint(grid, tuple(y.shape))\n")
     env = f"PYTHONPATH={ROOT}"
     out = run(["env", env, sys.executable, str(tmp_path / "snippet.py")], ROOT)
     assert out.strip() == "equiangular 73 x 144 (1, 16, 24, 48)"
+
+
+def test_the_snippet_for_several_processes_runs(tmp_path):
+    _, snippet = blocks("python")
+    norm = "sum(float(p.grad.square().sum()) for p in layer.parameters())"
+    (tmp_path / "tiles.py").write_text(f"{snippet}\nopen(f'norm{{dist.get_rank()}}', 'w').write(str({norm}))\n")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    run(["env", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1", *torchrun, "tiles.py"], tmp_path)
+    norms = [(tmp_path / f"norm{rank}").read_text() for rank in range(4)]
+    assert len(set(norms)) == 1 and float(norms[0]) > 0.0
 
 
 def test_the_commands_for_data_run(tmp_path, monkeypatch, capsys):

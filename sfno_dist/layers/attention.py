@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from sfno_dist.geometry import Grid, Neighbourhood
 from sfno_dist.layers.exchange import make_exchange
+from sfno_dist.layers.weights import SameWeights
 from sfno_dist.mesh import Decomposition, ProcessMesh
 from sfno_dist.ops.attend import as_autocast, resolve_backend
 from sfno_dist.ops.functional import merge_heads, split_heads
@@ -34,6 +35,8 @@ class SphericalAttention(nn.Module):
         backend: how the operation is computed; see ``ops.attend``.
 
     Parameters are named and shaped as in torch-harmonics' ``NeighborhoodAttentionS2``, whose state dicts load.
+    On a mesh the weights must be the same on all processes, which the first forward checks: give all of them the same
+    seed or state dict. Each gets its tile's part of the weights' gradients, to be summed over the globe.
     Raises ``ValueError`` for heads that do not divide the channels and for a cutoff that leaves rows empty.
     """
 
@@ -94,6 +97,7 @@ class SphericalAttention(nn.Module):
         self.proj_bias = vector(out_channels) if bias else None
         self.q_norm_weights = vector(k_channels // num_heads) if qk_norm else None
         self.k_norm_weights = vector(k_channels // num_heads) if qk_norm else None
+        self.register_forward_pre_hook(SameWeights(self.mesh))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -123,6 +127,7 @@ class SphericalAttention(nn.Module):
         """``ValueError`` on all processes alike for fields that fit no tile or differ between processes."""
         fields = ("query", query, self.queries), ("key", key, self.keys), ("value", value, self.keys)
         with self.mesh.alike() as facts:
+            facts["dtype of the weights"] = self.q_weights.dtype
             facts["trained parameters"] = [name for name, p in self.named_parameters() if p.requires_grad]
             facts["gradients"] = torch.is_grad_enabled()
             for name, field, tile in fields:

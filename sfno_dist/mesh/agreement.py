@@ -117,9 +117,12 @@ Held = tuple[dict[str, str], str | None]  # facts and problem of one process
 
 def _raise_what_differs(everybody: Sequence[Held], ranks: Sequence[int]) -> None:
     """One text on all processes, from what each of them holds; nothing where they hold the same without a problem."""
-    problems = [f"process {rank}: {p}" for rank, (_, p) in zip(ranks, everybody, strict=True) if p is not None]
+    problems = defaultdict(list)
+    for rank, (_, problem) in zip(ranks, everybody, strict=True):
+        if problem is not None:
+            problems[problem].append(str(rank))
     if problems:
-        raise ValueError("; ".join(problems))
+        raise ValueError("; ".join(f"process {', '.join(holders)}: {problem}" for problem, holders in problems.items()))
     lines = []
     for name in sorted({name for held, _ in everybody for name in held}):
         holders = defaultdict(list)

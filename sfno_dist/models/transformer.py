@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sfno_dist.geometry import Grid
 from sfno_dist.layers import ChannelNorm, PointwiseLinear, PositionEmbedding, SphericalAttention, TransformerBlock
+from sfno_dist.layers.weights import SameWeights
 from sfno_dist.mesh import ProcessMesh
 
 
@@ -57,6 +58,7 @@ class SphericalTransformer(nn.Module):
         self.head = PointwiseLinear(width, out_channels)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+        self.register_forward_pre_hook(SameWeights(ProcessMesh() if mesh is None else mesh))
 
     def forward(self, field: Tensor) -> Tensor:
         lifted = self.lift(field)

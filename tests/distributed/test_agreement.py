@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from distributed.ranks import run_ranks
-from sfno_dist import Grid, ProcessMesh, SphericalAttention
+from sfno_dist import Grid, ProcessMesh, SphericalAttention, SphericalTransformer
 from sfno_dist.mesh import ProcessLostError
 
 GRID = Grid("equiangular", 13, 24)
@@ -33,6 +33,11 @@ def mismatches():
         ("gradient", torch.zeros(1, 4, *shape, requires_grad=odd)),
     ):
         messages[name] = message_of(layer, field)
+    other = SphericalTransformer(4, 4, GRID, GRID, embed_channels=4, num_heads=1, mesh=mesh)
+    torch.nn.init.constant_(other.head.bias, float(odd))
+    messages["weights"] = message_of(other, torch.zeros(1, 4, *shape))
+    half = SphericalAttention(4, GRID, mesh=mesh).to(torch.float64 if odd else torch.float32)
+    messages["dtype of the weights"] = message_of(half, torch.zeros(1, 4, *shape))
     for name, options in (
         ("cutoff", {"theta_cutoff": 0.5 if odd else 0.4}),
         ("digits", {"theta_cutoff": 0.4 + 1e-12 * odd}),
@@ -42,6 +47,7 @@ def mismatches():
         ("scale", {"scale": 1.0 if odd else 2.0}),
     ):
         messages[name] = message_of(SphericalAttention, 4, GRID, mesh=mesh, **options)
+    messages["everybody"] = message_of(SphericalAttention, 4, GRID, mesh=mesh, num_heads=3)
     messages["balance"] = message_of(ProcessMesh, 1, 2, 2, row_balance="work" if odd else "count")
     messages["layout"] = message_of(ProcessMesh, 1, 1 if odd else 2, 4 if odd else 2)
     messages["number"] = message_of(ProcessMesh, 1, 3 if odd else 2, 2)
@@ -55,12 +61,15 @@ WORDS = {
     "dtype": "torch.float64",
     "tile": "process 3: query must be",
     "gradient": "query is ",
+    "weights": "start all processes from the same seed or state dict) on process 0, 1, 2 but checksum",
+    "dtype of the weights": "start all processes from the same seed or state dict) on process 3",
     "cutoff": "theta_cutoff=0.5",
     "digits": "checksum",
     "heads": "process 3: num_heads=3 does not divide",
     "exchange": "exchange is halo on process 0, 1, 2 but ring on process 3",
     "unknown exchange": "process 3: unknown exchange 'rong'",
     "scale": "scale=1.0",
+    "everybody": "process 0, 1, 2, 3: num_heads=3 does not divide k_channels=4",
     "balance": "mesh is (1, 2, 2, 'count') on process 0, 1, 2 but (1, 2, 2, 'work') on process 3",
     "layout": "mesh is (1, 2, 2, 'count') on process 0, 1, 2 but (1, 1, 4, 'count') on process 3",
     "number": "process 3: mesh asks for 1 x 3 x 2 = 6 processes",

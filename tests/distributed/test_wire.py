@@ -24,6 +24,7 @@ def bytes_received(polar, azimuth):
     for exchange in ("halo", "ring"):
         for dtype, size in DTYPES.items():
             for needs, returning in NEEDS.items():
+                torch.manual_seed(0)
                 layer = SphericalAttention(CHANNELS, GRID, mesh=mesh, exchange=exchange, out_channels=VALUE_CHANNELS)
                 layer.double() if dtype == torch.float64 else layer.float()
                 for name, p in layer.named_parameters():
