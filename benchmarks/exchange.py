@@ -97,6 +97,7 @@ def run(rank: int, size: int, port: int, layouts: list[tuple[int, int]]) -> None
             plan = planned(neighbourhood, polar, azimuth) if rank == 0 else {}
             for exchange in ("halo", "ring"):
                 mesh = ProcessMesh(1, polar, azimuth)
+                torch.manual_seed(0)
                 layer = SphericalAttention(
                     CHANNELS, neighbourhood.grid_in, theta_cutoff=cutoff, mesh=mesh, exchange=exchange
                 )
@@ -124,6 +125,7 @@ def timed(rank: int, size: int, port: int, delays: list[float]) -> None:
     wire = Wire()
     for polar, azimuth in ((1, 4), (2, 2)):
         mesh = ProcessMesh(1, polar, azimuth)
+        torch.manual_seed(0)
         layers = {
             name: SphericalAttention(64, Grid("equiangular", 180, 360), mesh=mesh, exchange=name)
             for name in ("halo", "ring")
