@@ -18,7 +18,6 @@ from sfno_dist.geometry import Grid
 from sfno_dist.mesh import ProcessMesh
 from sfno_dist.training.checkpoint import build_model, model_class
 from sfno_dist.training.config import ConfigError, arguments, build, refuse_unread
-from sfno_dist.training.interrupt import EndOnInterrupt
 from sfno_dist.training.module import ForecastModule
 from sfno_dist.training.plot import training_curves
 
@@ -74,7 +73,7 @@ def build_module(config: DictConfig, data: WeatherDataModule) -> ForecastModule:
 
 def build_trainer(config: DictConfig) -> lightning.Trainer:
     callbacks = [build(part, f"callbacks.{name}") for name, part in config.callbacks.items()]
-    callbacks += [KeepWhatWasTrained(f"{config.paths.output}/checkpoints/last.ckpt"), EndOnInterrupt()]
+    callbacks.append(KeepWhatWasTrained(f"{config.paths.output}/checkpoints/last.ckpt"))
     loggers = [build(part, f"logger.{name}") for name, part in config.logger.items()]
     folder = config.paths.output
     return build(config.trainer, "trainer", callbacks=callbacks, logger=loggers, default_root_dir=folder)

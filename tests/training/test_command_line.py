@@ -130,7 +130,12 @@ def test_a_forecast_does_not_depend_on_the_order_of_the_data(best, tmp_path):
 @pytest.mark.slow
 def test_an_interrupt_ends_the_run_and_leaves_a_whole_checkpoint(tmp_path):
     command = [sys.executable, ROOT / "train.py", *TINY, "trainer.max_epochs=100000"]
-    running = subprocess.Popen([str(word) for word in command], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    # In the background of a script interrupts are ignored, and so they would be by what the tests start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        running = subprocess.Popen([str(word) for word in command], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
     for _ in range(600):
         if list(tmp_path.glob("runs/smoke/*/checkpoints/last.ckpt")):
             break
