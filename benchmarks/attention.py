@@ -20,7 +20,7 @@ from pathlib import Path
 
 import attention_cuda
 import torch
-from table import CHANNELS, ROWS, Table, problem
+from table import CHANNELS, PROBLEM_COLUMNS, ROWS, Table, problem
 
 from sfno_dist.geometry import Grid, Neighbourhood
 from sfno_dist.ops import compiled
@@ -164,10 +164,7 @@ def measure_row(number: int, repeats: int, with_peer: bool) -> dict[str, object]
 
 
 COLUMNS = (
-    ("keys", "keys", "s"),
-    ("queries", "queries", "s"),
-    ("cutoff", "cutoff", "g"),
-    ("N", "heads", "d"),
+    *PROBLEM_COLUMNS,
     ("Mpairs", "pairs_millions", ".2f"),
     ("fwd ms", "ours_forward", ".1f"),
     ("peer", "peer_forward", ".0f"),

@@ -16,7 +16,7 @@ from itertools import cycle
 from pathlib import Path
 
 import torch
-from table import CHANNELS, ROWS, Table, problem
+from table import CHANNELS, PROBLEM_COLUMNS, ROWS, Table, problem
 
 from sfno_dist.geometry import Grid, Neighbourhood
 from sfno_dist.ops import Window, compiled_cuda, reference
@@ -159,10 +159,7 @@ def measure_row(number: int, kind: str, bandwidth: float, with_peer: bool) -> di
 
 COLUMNS = (
     ("row", "row", "d"),
-    ("keys", "keys", "s"),
-    ("queries", "queries", "s"),
-    ("cutoff", "cutoff", "g"),
-    ("N", "heads", "d"),
+    *PROBLEM_COLUMNS,
     ("numbers", "numbers", "s"),
     ("Mpairs", "pairs_millions", ".2f"),
     ("error", "error", ".1e"),

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from sfno_dist import Decomposition, Grid, Neighbourhood, ProcessMesh, SphericalAttention
-from sfno_dist.comm import Reach, halo_plan, latitude_plan
+from sfno_dist.layers.exchange import make_exchange
 
 CHANNELS = 16  # bytes are proportional to them
 GRIDS = (((180, 360), 0.053), ((721, 1440), 0.0131))  # and cutoff in radians
@@ -34,18 +34,16 @@ def planned(neighbourhood: Neighbourhood, polar: int, azimuth: int) -> dict[str,
     values: dict[str, list[int]] = {"halo": [], "ring": []}
     for rank in range(polar * azimuth):
         tile = Decomposition(neighbourhood.grid_in, ProcessMesh.on_paper(polar=polar, azimuth=azimuth, rank=rank))
-        reach = Reach(neighbourhood, tile, tile)
-        halo = halo_plan(reach)
-        columns["halo"].append(halo.received)
-        values["halo"].append(halo.received + sum(len(index) for _, index in halo.sends))
-        rows = reach.rows(rank) if polar > 1 else (0, neighbourhood.grid_in.nlat)
-        height, nlon, latitudes = rows[1] - rows[0], neighbourhood.grid_in.nlon, latitude_plan(reach)
-        passing = height * (nlon - tile.tile_shape[1]) if azimuth > 1 else 0
-        north_south = (latitudes.received, sum(len(i) for _, i in latitudes.sends)) if polar > 1 else (0, 0)
-        columns["ring"].append(passing + north_south[0])
+        halo, around = (make_exchange(name, neighbourhood, tile, tile) for name in ("halo", "ring"))
+        columns["halo"].append(halo.gather.plan.received)
+        values["halo"].append(halo.gather.plan.received + halo.gather.plan.sent)
+        latitudes = around.latitudes
+        points = around.ring.points if azimuth > 1 else (0,)
+        arriving, leaving = (latitudes.plan.received, latitudes.plan.sent) if latitudes else (0, 0)
+        passing = sum(points) - points[tile.mesh.azimuth_index]
+        columns["ring"].append(passing + arriving)
         # Chunks pass in forward and in backward, where the sums of all chunks follow them.
-        sums = height * nlon if azimuth > 1 else 0
-        values["ring"].append(2 * passing + sums + sum(north_south))
+        values["ring"].append(2 * passing + sum(points) + arriving + leaving)
     return {name: (columns[name], [v * 2 * CHANNELS * 4 / MB for v in values[name]]) for name in columns}
 
 

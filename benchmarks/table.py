@@ -25,6 +25,9 @@ def problem(number: int) -> dict[str, object]:
     return {"row": number, **shapes, "cutoff": cutoff, "heads": heads}
 
 
+PROBLEM_COLUMNS = (("keys", "keys", "s"), ("queries", "queries", "s"), ("cutoff", "cutoff", "g"), ("N", "heads", "d"))
+
+
 class Table:
     """Prints ``columns`` (title, key, format) in Markdown and writes all numbers to ``path``, each row as it comes."""
 

@@ -115,6 +115,11 @@ class Plan:
         """Number of points that come from other processes."""
         return sum(len(positions) for _, positions in self.receives)
 
+    @property
+    def sent(self) -> int:
+        """Number of points that go to other processes, a point once for each; as many gradients come home."""
+        return sum(len(index) for _, index in self.sends)
+
     def on(self, device: torch.device) -> Plan:
         """The plan with its indices on ``device``."""
         if device not in self._on_device:

@@ -15,6 +15,7 @@ import torch
 from sfno_dist.comm import sum_on_cpu
 from sfno_dist.data.checks import files
 from sfno_dist.data.failure import has_processes
+from sfno_dist.data.output import whole_or_nothing
 from sfno_dist.data.statistics import Statistics
 from sfno_dist.mesh import Decomposition
 
@@ -58,13 +59,11 @@ class StatisticsCache:
         """Under the final name only once it is whole; a folder that cannot be written costs time, not the run."""
         if self.path is None or self.mesh.data_index > 0:
             return
-        unfinished = self.path.with_suffix(f".unfinished-{os.getpid()}.npz")
         arrays = {name: array for name, array in vars(statistics).items() if array is not None}
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(unfinished, **arrays)
-            unfinished.replace(self.path)
-        unfinished.unlink(missing_ok=True)
+            with whole_or_nothing(self.path, overwrite=True) as partial, open(partial, "wb") as file:
+                np.savez(file, **arrays)
 
 
 def _identity(path: str) -> list[tuple[str, int, int]]:

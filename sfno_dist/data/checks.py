@@ -10,14 +10,15 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import netCDF4
 import numpy as np
 
 from sfno_dist.data.calendars import time_text
 from sfno_dist.data.errors import DataError
 from sfno_dist.data.netcdf3 import Header
 
-# Where netCDF was never written it reads as the library's fill value, which is finite (netcdf.h, NC_FILL_FLOAT).
-DEFAULT_FILL = 9.969209968386869e36
+# Where netCDF was never written it reads as the library's fill value, which is finite.
+DEFAULT_FILL = float(netCDF4.default_fillvals["f4"])
 # No field of the atmosphere or ocean comes near; fill codes that files fail to declare (1e20, 1e34) lie beyond.
 LARGEST = 1e15
 ZARR_MARKERS = (".zgroup", ".zmetadata", ".zarray", "zarr.json")

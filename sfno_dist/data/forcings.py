@@ -21,7 +21,6 @@ class Feature:
     ``now`` and ``target`` are datetime64: the start and the end of the step that the model is to make.
     """
 
-    says: str
     channels: Callable[[Recipe], int]
     fields: Callable[[Recipe, np.datetime64, np.datetime64], np.ndarray]
 
@@ -52,17 +51,18 @@ def _climatology(recipe: Recipe, now: np.datetime64, target: np.datetime64) -> n
 
 
 FEATURES: dict[str, Feature] = {
-    "position": Feature("sines and cosines of latitude and longitude", lambda recipe: 3, _position),
-    "relief": Feature(
-        "height of the surface, standardised", lambda recipe: 1, lambda r, *_: r.standardised_relief[None]
-    ),
-    "land_mask": Feature("share of land of each cell", lambda recipe: 1, lambda r, *_: r.land_mask[None]),
-    "year_phase": Feature("cosine and sine of the target time's place in the year", lambda recipe: 2, _year),
-    "day_phase": Feature("cosine and sine of the local mean solar time at the target", lambda recipe: 2, _day),
-    "cos_zenith": Feature("cosine of the solar zenith angle at the target time", lambda recipe: 1, _sun),
-    "climatology": Feature(
-        "means of the training years for the months of now and of the target, of each variable that comes out",
-        lambda recipe: 2 * len(recipe.outputs),
-        _climatology,
-    ),
+    # sines and cosines of latitude and longitude
+    "position": Feature(lambda recipe: 3, _position),
+    # height of the surface, standardised
+    "relief": Feature(lambda recipe: 1, lambda recipe, *_: recipe.standardised_relief[None]),
+    # share of land of each cell
+    "land_mask": Feature(lambda recipe: 1, lambda recipe, *_: recipe.land_mask[None]),
+    # cosine and sine of the target time's place in the year
+    "year_phase": Feature(lambda recipe: 2, _year),
+    # cosine and sine of the local mean solar time at the target
+    "day_phase": Feature(lambda recipe: 2, _day),
+    # cosine of the solar zenith angle at the target time
+    "cos_zenith": Feature(lambda recipe: 1, _sun),
+    # means of the training years for the months of now and of the target, of each variable that comes out
+    "climatology": Feature(lambda recipe: 2 * len(recipe.outputs), _climatology),
 }

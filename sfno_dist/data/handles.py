@@ -23,20 +23,13 @@ from xarray.backends import NetCDF4DataStore, ZarrStore
 from sfno_dist.data.stored import StoredArray
 
 Stamp = tuple[int, int, int]
-# netcdf.h: what packed numbers read as where nothing was written, unless the variable has a fill value of its own.
-DEFAULT_PACKED_FILL = {
-    "int16": -32767, "int32": -2147483647, "int64": -9223372036854775806,
-    "uint16": 65535, "uint32": 4294967295, "uint64": 18446744073709551614,
-    "float32": 9.969209968386869e36, "float64": 9.969209968386869e36,
-}  # fmt: skip
 
 
-def stamp(path: str, array: str | None = None) -> Stamp:
-    """Size, time of change and inode of a file, or of the description of a zarr group or of an ``array`` in it."""
+def stamp(path: str) -> Stamp:
+    """Size, time of change and inode of a file, or of the description of a zarr group."""
     if os.path.isdir(path):
-        folder = path if array is None else os.path.join(path, array)
-        names = (".zarray", "zarr.json") if array else (".zgroup", "zarr.json", ".zmetadata")
-        path = next((x for x in (os.path.join(folder, name) for name in names) if os.path.exists(x)), folder)
+        names = (".zgroup", "zarr.json", ".zmetadata")
+        path = next((x for x in (os.path.join(path, name) for name in names) if os.path.exists(x)), path)
     found = os.stat(path)
     return found.st_size, found.st_mtime_ns, found.st_ino
 
@@ -103,11 +96,14 @@ class OpenFiles:
         )
 
     @contextmanager
-    def opened(self, path: str) -> Iterator[OpenFile]:
-        """A file as it is now, for use within the ``with`` block and by no other thread."""
+    def opened(self, path: str, now: Stamp | None = None) -> Iterator[OpenFile]:
+        """A file as it is now, for use within the ``with`` block and by no other thread.
+
+        ``now`` is its stamp, where the caller has just taken it.
+        """
         with self._lock:
             self._close_unwanted()
-            key = (path, stamp(path))
+            key = (path, now or stamp(path))
             if key not in self._opened:
                 self._forget(path)
                 self._opened[key] = OpenFile(path)
@@ -187,6 +183,7 @@ def _mend_fill(stored: xr.DataArray) -> None:
         del attributes["_FillValue"]
     packed = "scale_factor" in attributes or "add_offset" in attributes
     if packed and not is_zarr and "_FillValue" not in attributes:
-        fill = DEFAULT_PACKED_FILL.get(dtype.name)
-        if fill is not None and "_Unsigned" not in attributes:
+        # What numbers read as where nothing was written. Bytes have no such code: all of them are values.
+        fill = netCDF4.default_fillvals.get(dtype.str[1:])
+        if fill is not None and dtype.itemsize > 1 and "_Unsigned" not in attributes:
             attributes["_FillValue"] = dtype.type(fill)

@@ -16,7 +16,7 @@ from sfno_dist.data.calendars import time_text
 from sfno_dist.data.checks import files
 from sfno_dist.data.errors import DataError
 from sfno_dist.data.ledger import LEDGER, Reads
-from sfno_dist.data.open import open_dataset
+from sfno_dist.data.open import dataset_of, open_sources
 from sfno_dist.data.rechunk import every_field
 from sfno_dist.data.source import SourceFile
 from sfno_dist.data.timeline import TimeStep
@@ -74,16 +74,14 @@ def report(
     member: int | None = None,
 ) -> str:
     """Tables of grid, times, variables and reads as plain text; ``DataError`` for what ``open_dataset`` refuses."""
-    sources: dict[str, SourceFile] = {}
-    for path in files(paths):
-        sources[path] = SourceFile(path, member=member, like=next(iter(sources.values()), None))
-    names = list(variables or every_field(sources.values()))
-    dataset = open_dataset(paths, names, missing=missing, member=member)
+    sources = open_sources(paths, member=member)
+    names = list(variables or every_field(sources))
+    dataset = dataset_of(sources, names, missing=missing)
     reads = tile_reads(dataset, mesh)
     return "\n\n".join(
         (
             _overview(sources, dataset),
-            "Variables\n" + _table(_variable_rows(dataset, sources.values())),
+            "Variables\n" + _table(_variable_rows(dataset, sources)),
             f"One time of all {len(names)} fields on {_layout_text(mesh)} processes (polar x azimuth), uncompressed\n"
             + _table(_process_rows(reads)),
             "Layouts, all processes together\n" + _table(_layout_rows(dataset, mesh)),
@@ -92,10 +90,10 @@ def report(
     )
 
 
-def _overview(sources: dict[str, SourceFile], dataset: xr.Dataset) -> str:
+def _overview(sources: list[SourceFile], dataset: xr.Dataset) -> str:
     grid = Grid.from_coordinates(dataset.lat.values, dataset.lon.values)
     lat, lon, times = dataset.lat.values, dataset.lon.values, dataset.time.values
-    size = sum(map(_bytes_on_disk, sources))
+    size = sum(_bytes_on_disk(source.path) for source in sources)
     lines = [
         ("files", f"{len(sources)}, {_bytes(size)} on disk"),
         ("grid", f"{grid}; lat {lat[0]:g} to {lat[-1]:g}, lon {lon[0]:g} to {lon[-1]:g} degrees"),
@@ -103,7 +101,7 @@ def _overview(sources: dict[str, SourceFile], dataset: xr.Dataset) -> str:
     ]
     if len(times) > 1:
         lines += _gap_lines(times)
-    lines.append(("repeated", str(_repeated(sources.values(), str(next(iter(dataset.data_vars)))))))
+    lines.append(("repeated", str(_repeated(sources, str(next(iter(dataset.data_vars)))))))
     absent = int((~dataset["complete"].values).sum())
     if absent:
         lines.append(("missing", f"{absent} times that the files declare missing"))

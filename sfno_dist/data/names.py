@@ -8,40 +8,36 @@ import re
 from sfno_dist.data.contents import StoredField
 from sfno_dist.data.errors import DataError, VariableMissingError
 
-#: names of one quantity: ECMWF short names, names in ARCO-ERA5 / WeatherBench2, CF standard names
+#: names of one quantity: ECMWF's short name, other short names, names in ARCO-ERA5 / WeatherBench2, CF standard names
 SYNONYMS = [
-    {"t", "temperature", "air_temperature"},
-    {"z", "geopotential"},
-    {"u", "u_component_of_wind", "eastward_wind"},
-    {"v", "v_component_of_wind", "northward_wind"},
-    {"w", "vertical_velocity", "lagrangian_tendency_of_air_pressure"},
-    {"q", "specific_humidity"},
-    {"r", "relative_humidity"},
-    {"t2m", "2t", "2m_temperature"},
-    {"d2m", "2d", "2m_dewpoint_temperature"},
-    {"gh", "geopotential_height", "zg"},
-    {"u10", "10u", "u10m", "10m_u_component_of_wind"},
-    {"v10", "10v", "v10m", "10m_v_component_of_wind"},
-    {"u100", "100u", "u100m", "100m_u_component_of_wind"},
-    {"v100", "100v", "v100m", "100m_v_component_of_wind"},
-    {"msl", "mean_sea_level_pressure", "air_pressure_at_mean_sea_level"},
-    {"sp", "surface_pressure", "surface_air_pressure"},
-    {"sst", "sea_surface_temperature"},
-    {"tp", "total_precipitation"},
-    {"tcwv", "total_column_water_vapour"},
+    ("t", "temperature", "air_temperature"),
+    ("z", "geopotential"),
+    ("u", "u_component_of_wind", "eastward_wind"),
+    ("v", "v_component_of_wind", "northward_wind"),
+    ("w", "vertical_velocity", "lagrangian_tendency_of_air_pressure"),
+    ("q", "specific_humidity"),
+    ("r", "relative_humidity"),
+    ("t2m", "2t", "2m_temperature"),
+    ("d2m", "2d", "2m_dewpoint_temperature"),
+    ("gh", "geopotential_height", "zg"),
+    ("u10", "10u", "u10m", "10m_u_component_of_wind"),
+    ("v10", "10v", "v10m", "10m_v_component_of_wind"),
+    ("u100", "100u", "u100m", "100m_u_component_of_wind"),
+    ("v100", "100v", "v100m", "100m_v_component_of_wind"),
+    ("msl", "mean_sea_level_pressure", "air_pressure_at_mean_sea_level"),
+    ("sp", "surface_pressure", "surface_air_pressure"),
+    ("sst", "sea_surface_temperature"),
+    ("tp", "total_precipitation"),
+    ("tcwv", "total_column_water_vapour"),
 ]
-SHORT_NAMES = [
-    "t", "z", "u", "v", "w", "q", "r", "t2m", "d2m", "gh", "u10", "v10", "u100", "v100", "msl", "sp", "sst", "tp",
-    "tcwv",
-]  # fmt: skip
 
 
 def quantity_of(name: str, attributes: dict) -> str | None:
     """The short name (ECMWF) of a known quantity, by a field's name or its CF standard name; None for others."""
     for key in (name.lower(), str(attributes.get("standard_name", ""))):
-        for group, short in zip(SYNONYMS, SHORT_NAMES, strict=True):
+        for group in SYNONYMS:
             if key in group:
-                return short
+                return group[0]
     return None
 
 
@@ -78,8 +74,8 @@ def _split(name: str) -> tuple[str, int] | None:
     return None if found is None or any(name.lower() in group for group in SYNONYMS) else (found[1], int(found[2]))
 
 
-def _synonyms(name: str) -> set[str]:
-    return next((group for group in SYNONYMS if name.lower() in group), {name.lower()})
+def _synonyms(name: str) -> tuple[str, ...]:
+    return next((group for group in SYNONYMS if name.lower() in group), (name.lower(),))
 
 
 def _by_name(fields: dict[str, StoredField], names: list[str], wanted: str, path: str) -> str | None:

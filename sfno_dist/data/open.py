@@ -48,11 +48,24 @@ def open_dataset(
     Raises ``DataError`` naming the file and the remedy; also later, where a value that is read is infinite, or missing
     in another variable, or where a file has changed since.
     """
-    names_of_files = files(paths)
+    return dataset_of(open_sources(paths, member=member), variables, missing=missing)
+
+
+def open_sources(
+    paths: str | os.PathLike | Sequence[str | os.PathLike], *, member: int | None = None
+) -> list[SourceFile]:
+    """What the headers of the files say; at least one."""
     sources: list[SourceFile] = []
-    for path in tqdm(names_of_files, desc="opening files", unit="file", delay=3.0, leave=False):
+    for path in tqdm(files(paths), desc="opening files", unit="file", delay=3.0, leave=False):
         sources.append(SourceFile(path, member=member, like=sources[-1] if sources else None))
-    grid = _common_grid(sources)
+    return sources
+
+
+def dataset_of(
+    sources: list[SourceFile], variables: str | Sequence[str] | None = None, *, missing: Collection[str] = ()
+) -> xr.Dataset:
+    """``open_dataset`` of files whose headers have been read."""
+    grid, member = _common_grid(sources), sources[0].member
     names = [variables] if isinstance(variables, str) else list(variables or _all_fields(sources))
     _check_names(names, [missing] if isinstance(missing, str) else missing)
     if member is not None and not any(field.member_dim for source in sources for field in source.fields.values()):

@@ -20,13 +20,14 @@ def check_output(target: Path) -> None:
 
 
 @contextmanager
-def whole_or_nothing(target: Path) -> Iterator[Path]:
+def whole_or_nothing(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A hidden name beside ``target``: what is made there takes its name at the end, or vanishes with an error."""
     partial = target.absolute().parent / f".{target.name}.{os.getpid()}.partial"
     try:
         yield partial
-        check_output(target)  # once more: someone else may have made it meanwhile
-        os.rename(partial, target)
+        if not overwrite:
+            check_output(target)  # once more: someone else may have made it meanwhile
+        os.replace(partial, target)
     finally:
         if partial.is_dir():
             shutil.rmtree(partial, ignore_errors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ import zarr
 import zarr.codecs
 from tqdm import tqdm
 
-from sfno_dist.data.checks import files
 from sfno_dist.data.errors import DataError
 from sfno_dist.data.layout import tile_chunks
-from sfno_dist.data.open import open_dataset
+from sfno_dist.data.open import dataset_of, open_sources
 from sfno_dist.data.output import check_output, whole_or_nothing
 from sfno_dist.data.source import SourceFile
 from sfno_dist.geometry import Grid
@@ -51,8 +50,8 @@ def rechunk(
         raise DataError(f"rechunk writes zarr format 3, for which zarr {zarr.__version__} is too old; install zarr>=3")
     target = Path(output)
     check_output(target)
-    names = list(variables or every_field(SourceFile(path, member=member) for path in files(paths)))
-    dataset = open_dataset(paths, names, missing=missing, member=member)
+    sources = open_sources(paths, member=member)
+    dataset = dataset_of(sources, list(variables or every_field(sources)), missing=missing)
     dataset = dataset.isel(time=np.flatnonzero(dataset["complete"].values)).drop_vars("complete")
     tiles = Decomposition(Grid.from_coordinates(dataset.lat.values, dataset.lon.values), mesh)
     chunks = tile_chunks(tiles.row_bounds, tiles.column_bounds)
@@ -61,10 +60,9 @@ def rechunk(
     return chunks
 
 
-def every_field(sources: Iterable[SourceFile]) -> list[str]:
+def every_field(sources: Sequence[SourceFile]) -> list[str]:
     """Fields on (time, lat, lon), and those on pressure levels once for each level, such as ``z500``."""
     names: dict[str, None] = {}
-    sources = list(sources)
     for source in sources:
         flat = set(source.field_names())
         for name, field in source.fields.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -68,7 +69,7 @@ class SourceFile:
 
     def variable(self, wanted: str) -> StoredField:
         """The stored field of a wanted variable, at one level and member; ``DataError`` where it is not one field."""
-        name, level = self._resolve(wanted)
+        name, level = self.stored_name(wanted)
         field = self.fields[name]
         fixed = dict(field.fixed)
         if level is not None and field.level_dim:
@@ -81,13 +82,10 @@ class SourceFile:
             remedy = f"name one level like {name}{field.levels[0]:g}" if field.levels else "take one of them first"
             raise DataError(f"{self.path}: {name} has the further dimension {', '.join(longer)}; {remedy}")
         fixed.update(dict.fromkeys(free, 0))
-        return StoredField(**{**vars(field), "fixed": tuple(fixed.items())})
+        return replace(field, fixed=tuple(fixed.items()))
 
     def stored_name(self, wanted: str) -> tuple[str, int | None]:
         """(name in the file, index of the level) of a wanted variable."""
-        return self._resolve(wanted)
-
-    def _resolve(self, wanted: str) -> tuple[str, int | None]:
         if wanted not in self._found:
             self._found[wanted] = find_variable(self.fields, wanted, self.path)
         return self._found[wanted]
@@ -114,7 +112,7 @@ class SourceFile:
 
     def absent_times(self, wanted: str) -> np.ndarray:
         """Places in ``times`` where the file itself declares the variable missing."""
-        return self._absent.get(self._resolve(wanted)[0], self._absent.get("", np.empty(0, np.int64)))
+        return self._absent.get(self.stored_name(wanted)[0], self._absent.get("", np.empty(0, np.int64)))
 
     def read(
         self, wanted: str, times: np.ndarray | None, rows: np.ndarray, columns: np.ndarray, *, may_miss: bool = False
@@ -135,9 +133,10 @@ class SourceFile:
         in_time = self.dims["time"] in field.dims
         stored = self._time_indices[places] if in_time else None
         try:
-            if stamp(self.path) != self._stamp:
+            now = stamp(self.path)
+            if now != self._stamp:
                 raise DataError(f"{self.path}: has changed since it was opened; start again once it is written")
-            with open_files.opened(self.path) as opened:
+            with open_files.opened(self.path, now) as opened:
                 values = self._read(opened, field, stored, self.rows[rows], self.columns[columns], may_miss)
         except DataError:
             raise
@@ -157,7 +156,7 @@ class SourceFile:
         order = iter(field.expver_order)
 
         def of(index: int) -> np.ndarray:
-            one = StoredField(**{**vars(field), "fixed": (*field.fixed, (field.expver_dim, index)), "expver_dim": None})
+            one = replace(field, fixed=(*field.fixed, (field.expver_dim, index)), expver_dim=None)
             return self._gather(opened, one, times, rows, columns, True)
 
         values = of(next(order))
@@ -240,7 +239,7 @@ class SourceFile:
         """Warns where values do not fit the units of a well-known variable; whether it did."""
         if values.size == 0:
             return False
-        name, index = self._resolve(wanted)
+        name, index = self.stored_name(wanted)
         field = self.fields[name]
         level = field.levels[index or 0] if field.levels and (index is not None or not field.level_dim) else None
         base = name.rstrip("0123456789").rstrip("_") if quantity_of(name, {}) is None else name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import netCDF4
 import numpy as np
 import xarray as xr
@@ -43,7 +45,7 @@ class StoredArray:
         if self._signed_as is not None and "_FillValue" in about:
             self._codes.discard(about["_FillValue"])
             self._codes.add(np.asarray(about["_FillValue"], dtype).astype(self._signed_as)[()])
-        self._scale, self._offset = about.get("scale_factor"), about.get("add_offset")
+        self._scale, self._offset = (_number(about.get(name)) for name in ("scale_factor", "add_offset"))
 
     def read(self, key: tuple[slice, ...]) -> np.ndarray:
         """The values at one slice of step 1 along each dim."""
@@ -58,7 +60,12 @@ class StoredArray:
                 missing |= values == code
             values[missing] = np.nan
         if self._scale is not None:
-            values *= np.asarray(self._scale).item() if np.ndim(self._scale) else self._scale
+            values *= self._scale
         if self._offset is not None:
-            values += np.asarray(self._offset).item() if np.ndim(self._offset) else self._offset
+            values += self._offset
         return values
+
+
+def _number(attribute: Any) -> Any:
+    """An attribute of one number, which some files write as an array of one."""
+    return np.asarray(attribute).item() if np.ndim(attribute) else attribute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 ALIASES = {
@@ -94,8 +95,6 @@ def implausible(quantity: str, unit: str, low: float, high: float, level: float 
 
 def _heights(quantity: str, level: float) -> tuple[float, float]:
     """Plausible range at a pressure level (hPa): half and twice the height of an isothermal atmosphere at 250 K."""
-    import math
-
     height = 7320.0 * math.log(1013.25 / level)
     factor = 9.80665 if quantity == "z" else 1.0
     return (0.5 * height - 800.0) * factor, (1.6 * height + 800.0) * factor

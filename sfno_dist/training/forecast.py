@@ -5,7 +5,6 @@ Dims: T steps, V variables, H rows, W columns.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +17,7 @@ from tqdm import tqdm
 from sfno_dist.data import DataError
 from sfno_dist.data.calendars import as_gregorian, calendar_of, time_text
 from sfno_dist.data.checks import files
+from sfno_dist.data.output import whole_or_nothing
 from sfno_dist.data.samples import FieldReader
 from sfno_dist.data.timeline import in_calendar
 from sfno_dist.training.checkpoint import LoadedCheckpoint
@@ -85,14 +85,11 @@ def check_output(sources: Sequence[str], path: str | Path) -> None:
 def write(result: xr.Dataset, path: str | Path) -> None:
     """Compressed netCDF-4 under its final name only once it is whole."""
     path = Path(path)
-    unfinished = path.with_name(f".{path.name}.unfinished-{os.getpid()}")
     try:
-        result.to_netcdf(unfinished, encoding={name: {"zlib": True, "complevel": 4} for name in result.data_vars})
-        unfinished.replace(path)
+        with whole_or_nothing(path, overwrite=True) as partial:
+            result.to_netcdf(partial, encoding={name: {"zlib": True, "complevel": 4} for name in result.data_vars})
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _valid_time(reader: FieldReader, start: np.datetime64, steps: int, checkpoint: LoadedCheckpoint) -> np.datetime64:

@@ -48,7 +48,7 @@ def values_received(layer, returning):
     forward = backward = 0
     if gather is not None:
         forward += gather.plan.received * both
-        backward += sum(len(index) for _, index in gather.plan.sends) * returning
+        backward += gather.plan.sent * returning
     if isinstance(exchange, exchanges.RingAttention) and layer.mesh.azimuth > 1:
         points, here = exchange.ring.points, layer.mesh.azimuth_index
         passing = (sum(points) - points[here]) * both
