@@ -4,19 +4,38 @@ import os
 from pathlib import Path
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 ROOT = Path(__file__).resolve().parent
 os.environ.setdefault("SFNO_DIST_ROOT", str(ROOT))
 
 
+def run_id() -> str:
+    from sfno_dist.training.launch import run_id
+
+    return run_id()
+
+
+def on_first(value: str, elsewhere: str | None) -> str | None:
+    """``value`` on the first process of the run, ``elsewhere`` on the others."""
+    from sfno_dist.training.launch import Processes
+
+    return value if Processes.of(os.environ).rank == 0 else elsewhere
+
+
+# All processes of a run share its folder, and the first of them writes its configuration and log.
+OmegaConf.register_new_resolver("run_id", run_id)
+OmegaConf.register_new_resolver("on_first", on_first)
+
+
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(config: DictConfig) -> None:
     from sfno_dist.cli import one_line_errors
+    from sfno_dist.training import launch
     from sfno_dist.training.run import train
 
     with one_line_errors():
-        train(config)
+        launch.run(config, train)
 
 
 if __name__ == "__main__":

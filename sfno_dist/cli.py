@@ -25,14 +25,29 @@ def one_line_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, OSError, ImportError) as error:
-        if os.environ.get(TRACEBACK):
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        if os.environ.get(TRACEBACK) or (isinstance(error, RuntimeError) and not _is_lost_process(error)):
             raise
         # A DataLoader worker sends its error with the traceback before it; the last line says what happened.
         lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         text = lines[-1].split("Error: ", 1)[-1] if lines[0].startswith("Caught ") else " ".join(lines)
-        print(f"error: {' '.join(text.split())}", file=sys.stderr)
+        line = f"error: {' '.join(text.split())}"
+        if _first_to_say(line):
+            print(line, file=sys.stderr)
         sys.exit(1)
+
+
+def _is_lost_process(error: RuntimeError) -> bool:
+    from sfno_dist.mesh import ProcessLostError
+
+    return isinstance(error, ProcessLostError)
+
+
+def _first_to_say(line: str) -> bool:
+    """Of all processes of a training, as most errors come to all of them."""
+    from sfno_dist.training.launch import first_to_say
+
+    return first_to_say(line)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import warnings
 from pathlib import Path
+from typing import Any
 
 import lightning
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from omegaconf import DictConfig
 
 from sfno_dist.data import DataError
@@ -17,9 +20,11 @@ from sfno_dist.data.recipe import Recipe
 from sfno_dist.geometry import Grid
 from sfno_dist.mesh import ProcessMesh
 from sfno_dist.training.checkpoint import build_model, model_class
-from sfno_dist.training.config import ConfigError, arguments, build, refuse_unread
+from sfno_dist.training.config import arguments, build, refuse_unread
+from sfno_dist.training.launch import Processes
 from sfno_dist.training.module import ForecastModule
 from sfno_dist.training.plot import training_curves
+from sfno_dist.training.strategy import GlobeStrategy
 
 logger = logging.getLogger(__name__)
 
@@ -28,17 +33,12 @@ def train(config: DictConfig) -> dict[str, float]:
     """Trains, then scores the best checkpoint on the test period; returns the last logged metrics by name."""
     refuse_unread(config)
     _quieten()
-    mesh = ProcessMesh(**arguments(config.mesh, "mesh", ProcessMesh))
+    mesh = ProcessMesh(**_layout(config))
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     data = build_data(config, mesh)
     data.setup()
     module = build_module(config, data)
-    trainer = build_trainer(config)
-    if trainer.world_size != mesh.size:
-        raise ConfigError(
-            f"the mesh has {mesh.size} process (data x polar x azimuth), trainer.devices x trainer.num_nodes make "
-            f"{trainer.world_size}; this version trains on one process: trainer.devices=1 trainer.num_nodes=1"
-        )
+    trainer = build_trainer(config, mesh)
     weights = sum(p.numel() for p in module.parameters())
     logger.info("%s: %s, %d parameters; output in %s", config.name, data.summary, weights, config.paths.output)
     trainer.fit(module, datamodule=data, ckpt_path=config.resume)
@@ -46,7 +46,8 @@ def train(config: DictConfig) -> dict[str, float]:
     # A run that ends before its first validation has no best checkpoint: its last weights are scored.
     trainer.test(module, datamodule=data, ckpt_path="best" if _best(trainer) else None, verbose=False)
     metrics.update({name: float(value) for name, value in trainer.callback_metrics.items()})
-    _draw_curves(trainer, data.recipe)
+    if trainer.is_global_zero:
+        _draw_curves(trainer, data.recipe)
     if _best(trainer):
         logger.info("forecast with: sfno-dist forecast %s --init TIME --output forecast.nc", _best(trainer))
     return metrics
@@ -63,7 +64,7 @@ def build_data(config: DictConfig, mesh: ProcessMesh | None = None) -> WeatherDa
 def build_module(config: DictConfig, data: WeatherDataModule) -> ForecastModule:
     settings = arguments(config.model, "model", model_class(config.model.name), beside=("name",))
     return ForecastModule(
-        build_model(settings, data.recipe),
+        build_model({**settings, "exchange": config.mesh.exchange}, data.recipe),
         data.recipe,
         model_settings=settings,
         data_paths=[str(Path(path).absolute()) for path in data.reader.paths],
@@ -71,12 +72,26 @@ def build_module(config: DictConfig, data: WeatherDataModule) -> ForecastModule:
     )
 
 
-def build_trainer(config: DictConfig) -> lightning.Trainer:
+def _layout(config: DictConfig) -> dict[str, Any]:
+    settings = arguments(config.mesh, "mesh", ProcessMesh, beside=("exchange",))
+    return {name: value for name, value in settings.items() if name != "exchange"}
+
+
+def build_trainer(config: DictConfig, mesh: ProcessMesh) -> lightning.Trainer:
+    """On the processes of ``mesh``, which launch.py has started and joined."""
+    processes = Processes.of(os.environ)
+    placed: dict[str, Any] = {"devices": processes.per_node, "num_nodes": processes.nodes}
+    # Named, so that Lightning neither looks for a launcher of its own nor requeues jobs from within a signal.
+    if mesh.size > 1:
+        placed["strategy"] = GlobeStrategy(mesh, cluster_environment=TorchElasticEnvironment())
+    else:
+        placed["plugins"] = [LightningEnvironment()]
     callbacks = [build(part, f"callbacks.{name}") for name, part in config.callbacks.items()]
     callbacks.append(KeepWhatWasTrained(f"{config.paths.output}/checkpoints/last.ckpt"))
     loggers = [build(part, f"logger.{name}") for name, part in config.logger.items()]
     folder = config.paths.output
-    return build(config.trainer, "trainer", callbacks=callbacks, logger=loggers, default_root_dir=folder)
+    settings = {**placed, "callbacks": callbacks, "logger": loggers, "default_root_dir": folder}
+    return build(config.trainer, "trainer", **settings)
 
 
 class KeepWhatWasTrained(lightning.Callback):
@@ -98,6 +113,10 @@ def _quieten() -> None:
     """Leaves what the user can act on: no tips, no list of absent devices, no deprecations inside Lightning."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    # Metrics are summed over all processes before they are logged.
+    warnings.filterwarnings("ignore", message=".*sync_dist=True.*")
+    # A computer with SLURM may also train without it.
+    warnings.filterwarnings("ignore", message=".*`srun` command is available.*")
     # The DataModule resumes, not its loaders.
     warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
 

@@ -1,6 +1,8 @@
 """Every choice of every configuration group builds what it names, and every experiment takes a step."""
 
+import math
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from sfno_dist.geometry import Grid
 from sfno_dist.mesh import ProcessMesh
 from sfno_dist.training import run
 from sfno_dist.training.checkpoint import build_model
+from sfno_dist.training.launch import Processes, wanted
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
@@ -71,7 +74,10 @@ def test_grid(choice, tmp_path):
 
 @pytest.mark.parametrize("choice", choices("mesh"))
 def test_mesh(choice, tmp_path):
-    assert ProcessMesh(**composed(tmp_path, f"mesh={choice}").mesh).size >= 1
+    mesh = composed(tmp_path, f"mesh={choice}").mesh
+    named = {axis: int(count) for axis, count in re.findall(r"([a-z]+)(\d+)", choice)}
+    assert {axis: mesh[axis] for axis in ("data", "polar", "azimuth") if mesh[axis] > 1} == named
+    assert wanted(composed(tmp_path, f"mesh={choice}"), Processes()) == math.prod(named.values())
 
 
 @pytest.mark.parametrize("choice", choices("model"))
@@ -96,8 +102,8 @@ def test_optim(choice, tmp_path):
 )
 def test_trainer_with_its_callbacks_and_loggers(group, choice, tmp_path):
     config = composed(tmp_path, f"{group}={choice}")
-    trainer = run.build_trainer(config)
-    assert len(trainer.loggers) == len(config.logger) and trainer.num_devices == config.trainer.devices
+    trainer = run.build_trainer(config, ProcessMesh())
+    assert len(trainer.loggers) == len(config.logger) and trainer.num_devices == 1
     assert {type(c).__name__ for c in trainer.callbacks} >= {
         c["_target_"].rsplit(".")[-1] for c in config.callbacks.values()
     }

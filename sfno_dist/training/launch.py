@@ -1,0 +1,242 @@
+"""From one command to all processes of the layout, however they were started: by themselves, by torchrun or by srun."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from omegaconf import DictConfig
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
+
+from sfno_dist.mesh import ProcessLostError
+from sfno_dist.training.config import ConfigError
+
+# What torchrun tells each process, and what this module tells those that it or srun started.
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RUN_ID = "SFNO_DIST_RUN_ID"
+# What gloo and NCCL say when the process at the other end of a transfer is gone.
+CUT_OFF = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "NCCL error")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """``size`` processes, ``per_node`` on each node, of which this one is number ``rank``."""
+
+    size: int = 1
+    per_node: int = 1
+    rank: int = 0
+    local_rank: int = 0
+
+    @property
+    def nodes(self) -> int:
+        return self.size // self.per_node
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Processes:
+        """As torchrun or srun started them; one process where neither did. ``ConfigError`` for uneven nodes."""
+        if all(name in environment for name in VARIABLES):
+            names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")
+            processes = cls(*(int(environment[name]) for name in names))
+        elif "SLURM_STEP_ID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
+            size, nodes = int(environment["SLURM_NTASKS"]), int(environment.get("SLURM_NNODES", "1"))
+            per_node = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("SLURM_TASKS_PER_NODE", ""))
+            if size % nodes or ("," in per_node):
+                raise ConfigError(
+                    f"srun started {size} tasks as {per_node or 'uneven numbers'} on {nodes} nodes; every node takes "
+                    f"equally many: give --ntasks-per-node"
+                )
+            processes = cls(size, size // nodes, int(environment["SLURM_PROCID"]), int(environment["SLURM_LOCALID"]))
+        else:
+            processes = cls()
+        return processes
+
+
+def run(config: DictConfig, train: Callable[[DictConfig], Any]) -> None:
+    """``train(config)`` on every process of ``config.mesh``, starting them on this machine where nothing else did.
+
+    ``ConfigError`` where the number of processes is not that of the mesh, before anything starts.
+    """
+    processes = Processes.of(os.environ)
+    size = wanted(config, processes)
+    if processes.size > 1 and HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise ConfigError("the runs of a sweep (-m) start their own processes: python train.py -m, without a launcher")
+    if size > processes.size:
+        _start(size)
+        return
+    with joined(processes, config):
+        train(config)
+
+
+def wanted(config: DictConfig, processes: Processes) -> int:
+    """Number of processes that the mesh needs; ``ConfigError`` where what was started or asked for is another."""
+    axes = {axis: config.mesh[axis] for axis in ("data", "polar", "azimuth")}
+    for axis, count in axes.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ConfigError(f"mesh.{axis} must be a whole number of at least 1, got {count!r}")
+    size = axes["data"] * axes["polar"] * axes["azimuth"]
+    layout = " x ".join(map(str, axes.values()))
+    if processes.size > 1 and processes.size != size:
+        raise ConfigError(
+            f"{processes.size} processes were started, but the mesh has {layout} = {size} (data x polar x azimuth); "
+            f"{processes.size} make {layouts(processes.size)}"
+        )
+    devices, nodes = config.trainer.devices, config.trainer.num_nodes
+    per_node = processes.per_node if processes.size > 1 else size
+    for name, value, there in (("devices", devices, per_node), ("num_nodes", nodes, size // per_node)):
+        if value not in ("auto", there):
+            many = value * (1 if nodes == "auto" else nodes) if name == "devices" and isinstance(value, int) else 0
+            fit = f"; {many} processes make {layouts(many)}" if many > 1 else ""
+            raise ConfigError(
+                f"trainer.{name}={value}, but the mesh of {layout} = {size} processes (data x polar x azimuth) has "
+                f"{there} {'on each node' if name == 'devices' else 'here'}; leave it at auto{fit}"
+            )
+    return size
+
+
+def layouts(size: int) -> str:
+    """Those of ``size`` processes, as overrides of ``mesh``, the squarest cuts of the globe first."""
+    fit = [
+        (data, polar, size // data // polar)
+        for data in range(1, size + 1)
+        for polar in range(1, size // data + 1)
+        if size % (data * polar) == 0
+    ]
+    fit.sort(key=lambda sizes: (sizes[0], abs(sizes[1] - sizes[2]), sizes[1]))
+    texts = [f"mesh.data={data} mesh.polar={polar} mesh.azimuth={azimuth}" for data, polar, azimuth in fit]
+    return " or ".join(texts[:3]) + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")
+
+
+@contextmanager
+def joined(processes: Processes, config: DictConfig) -> Iterator[None]:
+    """Within the process group of ``processes``; a lost process is a ``ProcessLostError``, whoever notices it."""
+    if processes.size == 1:
+        yield
+        return
+    on_gpu = config.trainer.accelerator in ("gpu", "cuda")
+    if on_gpu:
+        torch.cuda.set_device(processes.local_rank)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=store(),
+        rank=processes.rank,
+        world_size=processes.size,
+        timeout=timedelta(seconds=config.mesh.timeout_s),
+    )
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, ProcessLostError) or not any(words in str(error) for words in CUT_OFF):
+            raise
+        cause = str(error).splitlines()[0]
+        raise ProcessLostError(
+            f"process {processes.rank} lost another one, see the output of that ({cause})"
+        ) from error
+    finally:
+        dist.destroy_process_group()
+
+
+@lru_cache(maxsize=1)
+def store() -> dist.Store:
+    """That all processes share: of torchrun or of the process that started the others, else kept by the first one."""
+    environment = os.environ
+    if not all(name in environment for name in VARIABLES):
+        _as_torchrun_says(Processes.of(environment))
+    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    kept_elsewhere = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    shared = dist.TCPStore(
+        environment["MASTER_ADDR"],
+        int(environment["MASTER_PORT"]),
+        size,
+        is_master=rank == 0 and not kept_elsewhere,
+        wait_for_workers=False,
+    )
+    return dist.PrefixStore(f"sfno_dist/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
+
+
+def run_id() -> str:
+    """Names the folder of a run, alike on all its processes; of a SLURM job also after it was requeued.
+
+    The job's number, what torchrun was given as --rdzv-id, or else the time at which the run began.
+    """
+    environment = os.environ
+    if RUN_ID in environment:
+        return environment[RUN_ID]
+    if "SLURM_JOB_ID" in environment:
+        array = [environment[n] for n in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID") if n in environment]
+        name = "slurm_" + ("_".join(array) or environment["SLURM_JOB_ID"])
+    elif environment.get("TORCHELASTIC_RUN_ID", "none") != "none":
+        name = f"torchrun_{environment['TORCHELASTIC_RUN_ID']}"
+    else:
+        name = time.strftime("%Y-%m-%d_%H-%M-%S-") + f"{time.time_ns() // 1000 % 1_000_000:06d}"
+        if Processes.of(environment).size > 1:
+            name = store().compare_set("run", "", name).decode()
+    return environment.setdefault(RUN_ID, name)
+
+
+def first_to_say(text: str) -> bool:
+    """Whether no other process has said ``text`` yet, so that what all of them hit stands once in the terminal."""
+    if Processes.of(os.environ).size == 1:
+        return True
+    try:
+        return store().add(f"said/{text}", 1) == 1
+    except RuntimeError:  # the store is gone with the process that kept it
+        return True
+
+
+def _as_torchrun_says(processes: Processes) -> None:
+    """Sets the variables that torchrun would have set for the tasks of srun."""
+    slurm = SLURMEnvironment(auto_requeue=False)
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = slurm.main_address, str(slurm.main_port)
+    os.environ["RANK"], os.environ["LOCAL_RANK"] = str(processes.rank), str(processes.local_rank)
+    os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"] = str(processes.size), str(processes.per_node)
+
+
+def _start(size: int) -> None:
+    """Runs the same command ``size`` times on this machine; ends when all have, or when the first one fails."""
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # said below, in a line
+    kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # outlives every one of them
+    common = {
+        "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(kept.port), "TORCHELASTIC_USE_AGENT_STORE": "True", RUN_ID: run_id(),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size))),
+    }  # fmt: skip
+    context = start_processes(
+        name="train",
+        entrypoint=sys.executable,
+        args=dict.fromkeys(range(size), tuple(_command())),
+        envs={rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)},
+        logs_specs=DefaultLogsSpecs(),
+    )
+    try:
+        result = context.wait(period=0.2)
+    except SignalException as error:
+        context.close(death_sig=error.sigval, timeout=60)
+        sys.exit(128 + error.sigval)
+    if result is not None and result.is_failed():
+        first = min(result.failures.values(), key=lambda failure: failure.timestamp)
+        if first.exitcode < 0:
+            name = signal.Signals(-first.exitcode).name
+            raise ProcessLostError(f"process {first.local_rank} was killed by {name}; the others were ended")
+        sys.exit(first.exitcode)
+
+
+def _command() -> list[str]:
+    """This command again, into the folder of this run; of a sweep the one run that is now its turn."""
+    hydra = HydraConfig.get()
+    words = sys.argv[1:] if hydra.mode == RunMode.RUN else list(hydra.overrides.task)
+    folder = hydra.runtime.output_dir.replace("\\", "\\\\").replace("'", "\\'")
+    return [sys.argv[0], *words, f"hydra.run.dir='{folder}'"]
