@@ -20,7 +20,7 @@ from sfno_dist.data.recipe import Recipe
 from sfno_dist.geometry import Grid
 from sfno_dist.mesh import ProcessMesh
 from sfno_dist.training.checkpoint import build_model, model_class
-from sfno_dist.training.config import arguments, build, refuse_unread
+from sfno_dist.training.config import ConfigError, arguments, build, refuse_unread
 from sfno_dist.training.launch import Processes
 from sfno_dist.training.module import ForecastModule
 from sfno_dist.training.plot import training_curves
@@ -86,6 +86,9 @@ def build_trainer(config: DictConfig, mesh: ProcessMesh) -> lightning.Trainer:
         placed["strategy"] = GlobeStrategy(mesh, cluster_environment=TorchElasticEnvironment())
     else:
         placed["plugins"] = [LightningEnvironment()]
+    chosen = sorted({"strategy", "plugins"} & set(config.trainer))
+    if chosen:
+        raise ConfigError(f"trainer.{chosen[0]}: the mesh decides it; remove the setting and choose a mesh")
     callbacks = [build(part, f"callbacks.{name}") for name, part in config.callbacks.items()]
     callbacks.append(KeepWhatWasTrained(f"{config.paths.output}/checkpoints/last.ckpt"))
     loggers = [build(part, f"logger.{name}") for name, part in config.logger.items()]

@@ -5,7 +5,7 @@ from typing import Any
 import lightning
 import torch
 import torch.distributed as dist
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,16 +17,20 @@ class GlobeStrategy(DDPStrategy):
 
     Reduction overlaps with backward, bucket by bucket, and waits for the last of accumulated batches, as in DDP.
     Parameters start as those of the first process whatever the others drew; buffers differ by tile and stay.
+    ``mesh`` None, as in ``Trainer(strategy="globe")``, takes the attribute ``mesh`` of the module that is trained.
     """
 
     strategy_name = "globe"
 
-    def __init__(self, mesh: ProcessMesh, **settings: Any) -> None:
+    def __init__(self, mesh: ProcessMesh | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self.mesh = mesh
 
     def setup(self, trainer: lightning.Trainer) -> None:
         assert isinstance(self.model, nn.Module)
+        self.mesh = self.mesh or getattr(self.lightning_module, "mesh", None)
+        if self.mesh is None:
+            raise ValueError("strategy globe: give it a ProcessMesh, or the module an attribute mesh that is one")
         # Neither DDP nor Lightning, which copies all of a module outside of fitting, may touch what differs by tile.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
             self.model, [name for name, _ in self.model.named_buffers()]
@@ -36,9 +40,13 @@ class GlobeStrategy(DDPStrategy):
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
         for parameter in model.parameters():
             dist.broadcast(parameter.data, 0)
+        assert self.mesh is not None  # since setup
         wrapped = DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), init_sync=False)
         wrapped.register_comm_hook(self.mesh.data, summed_over_tiles)
         return wrapped
+
+
+StrategyRegistry.register("globe", GlobeStrategy, "sums gradients over the tiles of a globe, averages over replicas")
 
 
 # DDP reads the annotation, so this file has no postponed ones.

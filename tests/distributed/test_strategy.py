@@ -16,6 +16,7 @@ GRID, LATENT, SAMPLES = Grid("equiangular", 13, 24), Grid("legendre-gauss", 6, 1
 class Learner(lightning.LightningModule):
     def __init__(self, mesh, seed):
         super().__init__()
+        self.mesh = mesh
         torch.manual_seed(seed)
         self.model = SphericalTransformer(2, 2, GRID, LATENT, embed_channels=8, depth=1, num_heads=2, mesh=mesh)
         torch.nn.init.normal_(self.model.head.weight)
@@ -92,3 +93,14 @@ def gaps(data, polar, azimuth):
 def test_training_on_a_mesh_is_training_on_one_process(data, polar, azimuth):
     for result in run_ranks(data * polar * azimuth, gaps, data, polar, azimuth):
         assert isinstance(result, float) and result < 1e-10, result
+
+
+def by_name():
+    mesh = ProcessMesh(azimuth=2, timeout_s=300)
+    fields = torch.randn(4, 2, 13, 12, dtype=torch.float64)
+    learner, _ = trained(mesh, fields, 0, strategy="globe", devices=2, plugins=[Rank(mesh)])
+    return learner.trainer.strategy.mesh == mesh
+
+
+def test_the_strategy_has_a_name_and_then_takes_the_mesh_of_the_module():
+    assert run_ranks(2, by_name) == [True, True]
