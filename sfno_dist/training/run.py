@@ -68,6 +68,7 @@ def build_module(config: DictConfig, data: WeatherDataModule) -> ForecastModule:
         data.recipe,
         model_settings=settings,
         data_paths=[str(Path(path).absolute()) for path in data.reader.paths],
+        seed=config.seed,
         **build(config.optim, "optim"),
     )
 
