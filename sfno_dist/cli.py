@@ -82,6 +82,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_data_options(rechunk)
     rechunk.add_argument("output", metavar="OUTPUT.zarr", help="zarr folder to make")
     rechunk.set_defaults(run=_rechunk)
+    layout = commands.add_parser(
+        "verify-layout", help="train some steps on one process and on a layout, and compare every number"
+    )
+    layout.add_argument(
+        "overrides", nargs="+", metavar="KEY=VALUE", help="as for train.py: mesh=polar2_azimuth2 [model.depth=1 ...]"
+    )
+    layout.add_argument("--steps", type=int, default=3, metavar="N", help="of the optimiser (default 3)")
+    layout.add_argument(
+        "--tolerance", type=float, default=1e-7, metavar="X", help="largest relative difference (default 1e-7)"
+    )
+    layout.set_defaults(run=_verify_layout)
     demo = commands.add_parser("demo", help="make weather-like data of any size and step")
     demo.add_argument("output", metavar="OUTPUT", help="file.nc or folder.zarr to make")
     for name, default, text in (
@@ -156,6 +167,16 @@ def _forecast(options: argparse.Namespace) -> None:
     if options.plot:
         plot.forecast_maps(result, forecasts.truth(reader, result, loaded), loaded.recipe, options.plot)
         print(f"wrote {options.plot}")
+
+
+def _verify_layout(options: argparse.Namespace) -> None:
+    from sfno_dist.training.certificate import LayoutError, verify
+
+    certificate = verify(options.overrides, steps=options.steps, tolerance=options.tolerance)
+    print(certificate.table(), flush=True)
+    if certificate.fault:
+        raise LayoutError(certificate.fault)
+    print("the layout changes nothing")
 
 
 def _demo(options: argparse.Namespace) -> None:

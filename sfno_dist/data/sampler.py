@@ -15,11 +15,13 @@ from sfno_dist.mesh.decomposition import even_bounds
 class Draw(NamedTuple):
     """A sample of a batch: the times of its fields, and what it counts in the mean over its process's batch.
 
-    ``weight`` 0 marks a sample that stands in where a process has none of its own.
+    ``weight`` 0 marks a sample that stands in where a process has none of its own. ``number`` is that of the sample in
+    the batch of all data replicas.
     """
 
     times: tuple[int, ...]
     weight: float = 1.0
+    number: int = 0
 
 
 class GlobalBatches(Sampler[list[Draw]]):
@@ -79,7 +81,8 @@ class GlobalBatches(Sampler[list[Draw]]):
             mine = batch[bounds[self.replica] : bounds[self.replica + 1]]
             weight = self.replicas * len(mine) / len(batch)
             samples = mine if len(mine) else batch[:1]
-            yield [Draw(tuple(map(int, sequences[sample])), weight) for sample in samples]
+            first = bounds[self.replica]
+            yield [Draw(tuple(map(int, sequences[s])), weight, first + number) for number, s in enumerate(samples)]
 
     def state_dict(self, batches_done: int) -> dict[str, Any]:
         """After ``batches_done`` of ``len(self)`` batches of this epoch; plain numbers."""

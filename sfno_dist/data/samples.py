@@ -159,8 +159,8 @@ class ForecastSamples(Dataset):
 
     ``samples[draws]`` holds ``state`` [B, T + 1, V, H, W], normalised and filled, prognostic before diagnostic
     variables; ``features`` [B, T, F, H, W], all that enters beside the state; ``times`` [B, T + 1] int64 nanoseconds
-    since 1970; ``weight`` [B] as in ``Draw``; where scores are wanted ``climatology`` [B, T, V, H, W] of the targets;
-    and where some of V lack values ``valid`` [B, T + 1, V, H, W] bool. A batch that cannot be read is
+    since 1970; ``weight`` and ``number`` [B] as in ``Draw``; where scores are wanted ``climatology`` [B, T, V, H, W]
+    of the targets; and where some of V lack values ``valid`` [B, T + 1, V, H, W] bool. A batch that cannot be read is
     {"failure": message}, so that all processes can stop alike.
     """
 
@@ -186,6 +186,7 @@ class ForecastSamples(Dataset):
             "features": torch.from_numpy(features),
             "times": torch.from_numpy(dates.astype("datetime64[ns]").astype(np.int64)),
             "weight": torch.tensor(draw.weight, dtype=torch.float32),
+            "number": torch.tensor(draw.number),
         }
         if self.scores:
             months = [recipe.baseline(target) for _, (_, target) in steps]

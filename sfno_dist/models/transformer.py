@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sfno_dist.geometry import Grid
 from sfno_dist.layers import ChannelNorm, PointwiseLinear, PositionEmbedding, SphericalAttention, TransformerBlock
+from sfno_dist.layers.randomness import Noise, Randomness, check_rate
 from sfno_dist.layers.weights import SameWeights
 from sfno_dist.mesh import ProcessMesh
 
@@ -21,6 +22,11 @@ class SphericalTransformer(nn.Module):
         latent_grid: on which the ``depth`` blocks work, ``embed_channels`` wide.
         latent_cutoff: great-circle radius in radians of the blocks' attention; default as in ``Neighbourhood``.
         mesh, exchange: the processes that share the globe, see ``SphericalAttention``; fields are then its tiles.
+
+        input_noise: standard deviation of Gaussian noise on the first ``state_channels`` of the input (all of them by
+            default), which are in normalised units. dropout: probability that a channel of a cell is left out of what
+            attention or MLP of a block adds. path_dropout: probability that all that a block's attention adds to a
+            sample is left out. All three in training only, where ``randomness`` is told each step.
 
     The last map starts at zero, so that an untrained model predicts no change.
     """
@@ -40,30 +46,50 @@ class SphericalTransformer(nn.Module):
         mesh: ProcessMesh | None = None,
         exchange: str = "halo",
         backend: str | None = None,
+        input_noise: float = 0.0,
+        state_channels: int | None = None,
+        dropout: float = 0.0,
+        path_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        width = embed_channels
+        width, here = embed_channels, ProcessMesh() if mesh is None else mesh
         heads: Any = {"num_heads": num_heads, "mesh": mesh, "exchange": exchange, "backend": backend}
+        with here.alike() as facts:
+            facts["input_noise, dropout and path_dropout"] = input_noise, dropout, path_dropout
+            check_rate(dropout, "dropout")
+            check_rate(path_dropout, "path_dropout")
+            noisy = in_channels if state_channels is None else state_channels
+            self.input_noise = Noise(input_noise, noisy, grid, place=0, mesh=mesh)
+        self.draws = max(input_noise, dropout, path_dropout) > 0.0
+        self.randomness = Randomness(here)
         self.lift = PointwiseLinear(in_channels, width)
         self.latent_position = PositionEmbedding(width, latent_grid, mesh=mesh)
         self.down = SphericalAttention(width, grid, latent_grid, **heads)
         self.blocks = nn.ModuleList(
             TransformerBlock(
-                width, latent_grid, hidden_channels=round(mlp_ratio * width), theta_cutoff=latent_cutoff, **heads
+                width,
+                latent_grid,
+                hidden_channels=round(mlp_ratio * width),
+                theta_cutoff=latent_cutoff,
+                dropout=dropout,
+                path_dropout=path_dropout,
+                place=1 + number * TransformerBlock.DRAWING_LAYERS,
+                **heads,
             )
-            for _ in range(depth)
+            for number in range(depth)
         )
         self.up_norm = ChannelNorm(width)
         self.up = SphericalAttention(width, latent_grid, grid, **heads)
         self.head = PointwiseLinear(width, out_channels)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        self.register_forward_pre_hook(SameWeights(ProcessMesh() if mesh is None else mesh))
+        self.register_forward_pre_hook(SameWeights(here))
 
     def forward(self, field: Tensor) -> Tensor:
-        lifted = self.lift(field)
+        moment = self.randomness.next(field) if self.training and self.draws else None
+        lifted = self.lift(self.input_noise(field, moment))
         # A latent point asks by where it lies; what it gets depends on the field around it.
         latent = self.down(self.latent_position().expand(len(field), -1, -1, -1), lifted)
         for block in self.blocks:
-            latent = block(latent)
+            latent = block(latent, moment)
         return self.head(lifted + self.up(lifted, self.up_norm(latent)))

@@ -43,8 +43,8 @@ def build_model(settings: dict[str, Any], recipe: Recipe) -> nn.Module:
     arguments = dict(settings)
     name, latent = arguments.pop("name"), arguments.pop("latent_grid")
     latent_grid = Grid(**latent, first_longitude=recipe.grid.first_longitude)  # meridians line up at column 0
-    build = model_class(name)
-    return build(recipe.in_channels, recipe.out_channels, recipe.grid, latent_grid, mesh=recipe.mesh, **arguments)
+    arguments |= {"mesh": recipe.mesh, "state_channels": recipe.state_channels}
+    return model_class(name)(recipe.in_channels, recipe.out_channels, recipe.grid, latent_grid, **arguments)
 
 
 def model_class(name: str) -> Callable[..., nn.Module]:

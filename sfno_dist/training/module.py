@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sfno_dist.data.recipe import Recipe
+from sfno_dist.layers import Randomness
 from sfno_dist.training import checkpoint as checkpoints
 from sfno_dist.training.losses import area_weighted_mse
 from sfno_dist.training.metrics import AreaWeightedRMSE
@@ -32,6 +33,7 @@ class ForecastModule(lightning.LightningModule):
         optimizer: from parameter groups to a torch optimizer.
         warmup: share of all steps in which the learning rate rises to its full value; it then falls as a cosine.
         data_paths: where the data were, for a forecast that names none.
+        seed: of what the model draws in training.
     """
 
     def __init__(
@@ -43,12 +45,14 @@ class ForecastModule(lightning.LightningModule):
         optimizer: Callable[[Iterable], torch.optim.Optimizer],
         warmup: float = 0.05,
         data_paths: list[str] | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         if not isinstance(warmup, (int, float)) or not 0.0 <= warmup < 1.0:
             raise ValueError(f"optim.warmup is a share of all steps, at least 0 and below 1, got {warmup!r}")
         self.model, self.recipe, self.model_settings = model, recipe, model_settings
         self.make_optimizer, self.warmup, self.data_paths = optimizer, warmup, data_paths or []
+        self.seed = seed
         self.shares = torch.from_numpy(recipe.grid.area_shares[recipe.tile.rows]).float()
         self.scores: dict[str, AreaWeightedRMSE] = nn.ModuleDict(
             {name: AreaWeightedRMSE(recipe.out_channels, self.shares) for name in (*FORECASTS, NORMALISED)}
@@ -57,6 +61,12 @@ class ForecastModule(lightning.LightningModule):
     def forward(self, state: Tensor, features: Tensor) -> Tensor:
         """All that comes out, one step later; what goes in is its first channels   [B, V, nlat, nlon]"""
         return one_step(self.model, self.recipe, state, features)
+
+    def on_train_batch_start(self, batch: dict[str, Tensor], batch_index: int) -> None:
+        """Tells the model what to draw: nothing of it is left over from the step before, so runs resume anywhere."""
+        micro_batch = batch_index % self.trainer.accumulate_grad_batches
+        randomness: Randomness = self.model.randomness  # type: ignore[assignment]
+        randomness.at(self.seed, self.trainer.global_step, micro_batch=micro_batch, samples=batch["number"])
 
     def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
         states, features = batch["state"], batch["features"]

@@ -31,14 +31,7 @@ logger = logging.getLogger(__name__)
 
 def train(config: DictConfig) -> dict[str, float]:
     """Trains, then scores the best checkpoint on the test period; returns the last logged metrics by name."""
-    refuse_unread(config)
-    _quieten()
-    mesh = ProcessMesh(**_layout(config))
-    lightning.seed_everything(config.seed, workers=True, verbose=False)
-    data = build_data(config, mesh)
-    data.setup()
-    module = build_module(config, data)
-    trainer = build_trainer(config, mesh)
+    data, module, trainer = assemble(config)
     weights = sum(p.numel() for p in module.parameters())
     logger.info("%s: %s, %d parameters; output in %s", config.name, data.summary, weights, config.paths.output)
     trainer.fit(module, datamodule=data, ckpt_path=config.resume)
@@ -51,6 +44,17 @@ def train(config: DictConfig) -> dict[str, float]:
     if _best(trainer):
         logger.info("forecast with: sfno-dist forecast %s --init TIME --output forecast.nc", _best(trainer))
     return metrics
+
+
+def assemble(config: DictConfig) -> tuple[WeatherDataModule, ForecastModule, lightning.Trainer]:
+    """All that trains, made alike on every process of ``config.mesh``; ``ConfigError`` for what nothing reads."""
+    refuse_unread(config)
+    _quieten()
+    mesh = ProcessMesh(**_layout(config))
+    lightning.seed_everything(config.seed, workers=True, verbose=False)
+    data = build_data(config, mesh)
+    data.setup()
+    return data, build_module(config, data), build_trainer(config, mesh)
 
 
 def build_data(config: DictConfig, mesh: ProcessMesh | None = None) -> WeatherDataModule:
@@ -68,6 +72,7 @@ def build_module(config: DictConfig, data: WeatherDataModule) -> ForecastModule:
         data.recipe,
         model_settings=settings,
         data_paths=[str(Path(path).absolute()) for path in data.reader.paths],
+        seed=config.seed,
         **build(config.optim, "optim"),
     )
 

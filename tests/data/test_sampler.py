@@ -35,6 +35,9 @@ def test_each_step_is_the_same_set_of_samples_for_any_number_of_replicas(samples
     assert union(alone) == union(shared)
     assert sorted(flat(union(shared))) == list(range(samples))
     assert all(len(list(sampler)) == len(sampler) == -(-samples // batch) for sampler in shared)
+    for step in zip(*shared, strict=True):
+        numbers = [draw.number for part in step for draw in part if draw.weight > 0]
+        assert numbers == list(range(len(numbers)))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
