@@ -253,8 +253,8 @@ class WeatherDataModule(lightning.LightningDataModule):
         if self.trainer is not None:
             # The sampler knows the epoch of a checkpoint before the trainer does, the trainer that of the next one.
             self._begin_stage("train", max(self.trainer.current_epoch, self.batches["train"].epoch))
-            to_next = self.rollouts["train"].epochs_to_next
-            self.trainer.reload_dataloaders_every_n_epochs = to_next(self.trainer.current_epoch)
+            to_next = self.rollouts["train"].epochs_to_next(self.trainer.current_epoch)
+            self.trainer.reload_dataloaders_every_n_epochs = to_next  # type: ignore[attr-defined]
         return self._loader("train")
 
     def val_dataloader(self) -> DataLoader:

@@ -68,7 +68,7 @@ def build_module(config: DictConfig, data: WeatherDataModule) -> ForecastModule:
         data.recipe,
         model_settings=settings,
         data_paths=[str(Path(path).absolute()) for path in data.reader.paths],
-        **build(config.optim, "optim"),
+        **build(config.optim, "optim", _convert_="all"),
     )
 
 

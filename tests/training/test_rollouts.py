@@ -1,13 +1,16 @@
 """Longer rollouts as the training goes on, at once, resumed, and refused where the data are too short."""
 
 import lightning
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_archive import archive, everything
+from small_archive import GRID, archive, everything
 from training.test_data_in_training import fit
 
 from sfno_dist.data import DataError
+from sfno_dist.training.losses import Objective
+from sfno_dist.training.module import ForecastModule
 
 STAGES = {"train": [[0, 1], [1, 3], [3, 2]]}  # 24 times: batches of 4 of 23, 21 and 22 samples, 6 an epoch
 
@@ -82,3 +85,43 @@ def test_a_run_goes_on_after_an_epoch_in_the_next_stage(folder, tmp_path):
 def test_stages_that_there_cannot_be_are_refused_before_the_first_epoch(folder, steps, words):
     with pytest.raises(DataError, match=words):
         data(folder, rollout_steps=steps).setup()
+
+
+class OfTheState(torch.nn.Module):
+    """out = weights . inputs at each point, so that a rollout can be written out."""
+
+    def __init__(self, recipe):
+        super().__init__()
+        self.weights = torch.nn.Parameter(0.3 * torch.randn(recipe.out_channels, recipe.in_channels))
+
+    def forward(self, inputs):
+        return torch.einsum("vf,bfhw->bvhw", self.weights, inputs)
+
+
+def test_the_loss_of_a_rollout_is_the_mean_over_its_steps_written_out(folder):
+    archive_data = data(folder, rollout_steps=3)
+    archive_data.setup()
+    recipe = archive_data.recipe
+    model = OfTheState(recipe)
+    objective = Objective(loss_of={"tp": "l1"}, weights={"z": 3.0})
+    module = ForecastModule(model, recipe, model_settings={}, optimizer=torch.optim.SGD, objective=objective)
+    module.log = lambda *_, **__: None
+    batch = next(iter(archive_data.train_dataloader()))
+    loss = module.training_step(batch, 0)
+    weights, area = model.weights.detach().double().numpy(), np.broadcast_to(GRID.cell_areas[:, None], GRID.shape)
+    truth, features, valid = (batch[name].numpy() for name in ("state", "features", "valid"))
+    losses = []
+    for sample in range(len(truth)):
+        state = truth[sample, 0, :3].astype(float)  # t2m, z500, sst; tp only comes out
+        for step in range(3):
+            out = np.einsum("vf,fhw->vhw", weights, np.concatenate([state, features[sample, step]]))
+            forecast = np.concatenate([state + out[:3], out[3:]])
+            error = forecast - truth[sample, step + 1]
+            points = [error[0] ** 2, error[1] ** 2, error[2] ** 2, abs(error[3])]
+            means = [np.average(x, weights=area * v) for x, v in zip(points, valid[sample, step + 1], strict=True)]
+            losses.append(np.average(means, weights=[1.0, 3.0, 1.0, 1.0]))
+            state = np.where(valid[sample, 0, :3], forecast[:3], truth[sample, 0, :3])  # land keeps its filling
+    assert not valid.all() and float(loss) == pytest.approx(np.mean(losses), rel=1e-4)
+    assert float((module.train_losses * module.weights).mean()) == pytest.approx(float(loss), rel=1e-5)
+    loss.backward()
+    assert model.weights.grad.isfinite().all()
