@@ -121,7 +121,7 @@ def test_the_loss_of_a_rollout_is_the_mean_over_its_steps_written_out(folder):
             means = [np.average(x, weights=area * v) for x, v in zip(points, valid[sample, step + 1], strict=True)]
             losses.append(np.average(means, weights=[1.0, 3.0, 1.0, 1.0]))
             state = np.where(valid[sample, 0, :3], forecast[:3], truth[sample, 0, :3])  # land keeps its filling
-    assert not valid.all() and float(loss) == pytest.approx(np.mean(losses), rel=1e-4)
-    assert float((module.train_losses * module.weights).mean()) == pytest.approx(float(loss), rel=1e-5)
+    assert not valid.all() and loss.item() == pytest.approx(np.mean(losses), rel=1e-4)
+    assert float((module.train_losses * module.weights).mean()) == pytest.approx(loss.item(), rel=1e-5)
     loss.backward()
     assert model.weights.grad.isfinite().all()
