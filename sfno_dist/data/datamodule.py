@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from sfno_dist.comm import sum_on_cpu
 from sfno_dist.data.cache import StatisticsCache
+from sfno_dist.data.curriculum import Curriculum
 from sfno_dist.data.errors import DataError
 from sfno_dist.data.failure import has_processes, raise_everywhere
 from sfno_dist.data.recipe import MAPS, Recipe, Roles, check_features, check_options
@@ -35,7 +36,8 @@ class WeatherDataModule(lightning.LightningDataModule):
         diagnostic: names that come out only. prescribed: names that go in only, and are read at every step.
         splits: ``train``, ``validation`` and ``test``, each a first and last date, without overlap; see ``Splits``.
         step: such as "6 hours"; "auto" takes the spacing of the data.
-        rollout_steps: targets of each sample, of all splits or by split; ``set_rollout_steps`` changes it.
+        rollout_steps: targets of each sample, of all splits or by split; for training also stages [first epoch, steps],
+            see ``Curriculum``. ``set_rollout_steps`` changes it.
         features: see ``forcings.FEATURES``.
         relief, land_mask: file and variable of the surface's height in metres and of the share of land, put onto the
             grid of the data; or None.
@@ -63,7 +65,7 @@ class WeatherDataModule(lightning.LightningDataModule):
         diagnostic: Sequence[str] = (),
         prescribed: Sequence[str] = (),
         step: str = "auto",
-        rollout_steps: int | Mapping[str, int] = 1,
+        rollout_steps: int | Mapping[str, int | Sequence[Sequence[int]]] = 1,
         features: Sequence[str] = ("position", "year_phase"),
         relief: Mapping[str, str] | None = None,
         land_mask: Mapping[str, str] | None = None,
@@ -96,8 +98,12 @@ class WeatherDataModule(lightning.LightningDataModule):
         self.change_statistics, self.statistics_cache = change_statistics, statistics_cache
         self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
         self.splits = Splits(splits)
-        steps = dict.fromkeys(SPLITS, rollout_steps) if isinstance(rollout_steps, int) else dict(rollout_steps)
-        self.rollout_steps = {**dict.fromkeys(SPLITS, 1), **steps}
+        steps: dict = (
+            dict(rollout_steps) if isinstance(rollout_steps, Mapping) else dict.fromkeys(SPLITS, rollout_steps)
+        )
+        self.rollouts = {split: Curriculum(steps.pop(split, 1), split) for split in SPLITS}
+        if steps:
+            raise DataError(f"data.rollout_steps names {', '.join(steps)}; the splits are {', '.join(SPLITS)}")
         self.batches: dict[str, GlobalBatches] = {}
 
     def setup(self, stage: str | None = None) -> None:
@@ -111,7 +117,10 @@ class WeatherDataModule(lightning.LightningDataModule):
             self.time_step = TimeStep.of(self.reader.times) if self.step == "auto" else TimeStep.parse(self.step)
             self.reader.sum_over(self.time_step, self.sum_over_step)
             training = self._training_times()
-            found = {split: self._sequences(split) for split in SPLITS}
+            # Stages that the data are too short for are refused before the first epoch.
+            for _, steps in self.rollouts["train"].stages[1:]:
+                self._sequences("train", steps)
+            found = {split: self._sequences(split, self.rollouts[split].steps(0)) for split in SPLITS}
         except DataError as error:
             problem = str(error)
         raise_everywhere(problem, self.mesh)
@@ -127,9 +136,15 @@ class WeatherDataModule(lightning.LightningDataModule):
 
         The epochs of longer rollouts have fewer batches; Lightning notices when it reloads the loader.
         """
-        self.rollout_steps[split] = steps
+        self.rollouts[split] = Curriculum(steps, split)
         if self.batches:
-            self.batches[split].sequences = self._sequences(split)
+            self._begin_stage(split)
+
+    def _begin_stage(self, split: str, epoch: int = 0) -> None:
+        """Makes the samples of a split as long as those of ``epoch`` are."""
+        steps = self.rollouts[split].steps(epoch)
+        if self.batches[split].sequences.shape[1] != steps + 1:
+            self.batches[split].sequences = self._sequences(split, steps)
 
     def _check_grid(self) -> None:
         grid = self.reader.tile.grid
@@ -139,10 +154,7 @@ class WeatherDataModule(lightning.LightningDataModule):
                 f"use grid=auto or the grid of the data"
             )
 
-    def _sequences(self, split: str) -> np.ndarray:
-        steps = self.rollout_steps[split]
-        if not isinstance(steps, int) or steps < 1:
-            raise DataError(f"data.rollout_steps of {split} must be a whole number of at least 1, got {steps!r}")
+    def _sequences(self, split: str, steps: int) -> np.ndarray:
         runs = sequences(self.reader.times, self.time_step, steps)
         chosen = self.splits.choose(runs[self.reader.complete[runs].all(axis=1)], self.reader.dates, split)
         if len(chosen) == 0:
@@ -238,6 +250,11 @@ class WeatherDataModule(lightning.LightningDataModule):
         return f"{names} on {self.recipe.grid}, step {self.recipe.step}, samples: {counts}"
 
     def train_dataloader(self) -> DataLoader:
+        if self.trainer is not None:
+            # The sampler knows the epoch of a checkpoint before the trainer does, the trainer that of the next one.
+            self._begin_stage("train", max(self.trainer.current_epoch, self.batches["train"].epoch))
+            to_next = self.rollouts["train"].epochs_to_next(self.trainer.current_epoch)
+            self.trainer.reload_dataloaders_every_n_epochs = to_next  # type: ignore[attr-defined]
         return self._loader("train")
 
     def val_dataloader(self) -> DataLoader:
@@ -270,6 +287,7 @@ class WeatherDataModule(lightning.LightningDataModule):
         return self.batches["train"].state_dict(progress.processed)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._begin_stage("train", state_dict["epoch"])
         self.batches["train"].load_state_dict(state_dict)
 
 

@@ -35,7 +35,7 @@ def refuse_unread(config: DictConfig) -> None:
     _refuse("", config, SECTIONS)
     _refuse("grid.", config.grid, ("data", "latent"))
     _refuse("grid.latent.", config.grid.latent, ("kind", "nlat", "nlon"))
-    _refuse("optim.", config.optim, ("optimizer", "warmup"))
+    _refuse("optim.", config.optim, ("optimizer", "warmup", "objective"))
 
 
 def arguments(section: DictConfig, name: str, reader: Callable, *, beside: tuple[str, ...] = ()) -> dict[str, Any]:

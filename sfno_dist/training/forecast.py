@@ -21,7 +21,7 @@ from sfno_dist.data.output import whole_or_nothing
 from sfno_dist.data.samples import FieldReader
 from sfno_dist.data.timeline import in_calendar
 from sfno_dist.training.checkpoint import LoadedCheckpoint
-from sfno_dist.training.module import one_step
+from sfno_dist.training.rollout import one_step
 
 
 def forecast(checkpoint: LoadedCheckpoint, reader: FieldReader, *, init: np.datetime64, steps: int) -> xr.Dataset:

@@ -1,39 +1,38 @@
-"""The Lightning module: one step of a model, its loss, its scores and what its checkpoints hold."""
+"""The Lightning module: a model rolled out, its loss, and what its checkpoints hold."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import lightning
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from sfno_dist.data.recipe import Recipe
 from sfno_dist.layers import Randomness
 from sfno_dist.training import checkpoint as checkpoints
-from sfno_dist.training.losses import area_weighted_mse
-from sfno_dist.training.metrics import AreaWeightedRMSE
-from sfno_dist.training.report import score_table
-
-logger = logging.getLogger(__name__)
-FORECASTS = ("model", "persistence", "climatology")
-NORMALISED = "normalised"  # the model's error in normalised units, whose mean square is the loss
+from sfno_dist.training.losses import Objective, area_means, mean_loss
+from sfno_dist.training.metrics import MeanLoss
+from sfno_dist.training.rollout import rollout
 
 
 class ForecastModule(lightning.LightningModule):
-    """Trains ``model`` to predict the change over one step of the normalised state.
+    """Trains ``model`` to predict the change of the normalised state, step after step from its own forecasts.
 
     Args:
         model: [B, recipe.in_channels, nlat, nlon] -> [B, recipe.out_channels, nlat, nlon]: the change of the state,
             then the diagnostic variables.
         recipe: of the data; with ``model_settings`` it makes the checkpoint complete in itself.
         optimizer: from parameter groups to a torch optimizer.
+        objective: the loss of each variable; by default the mean square.
         warmup: share of all steps in which the learning rate rises to its full value; it then falls as a cosine.
         data_paths: where the data were, for a forecast that names none.
         seed: of what the model draws in training.
+
+    ``train_losses`` [T, V] holds those of the last training batch, by lead time and variable, of all processes.
     """
 
     def __init__(
@@ -43,6 +42,7 @@ class ForecastModule(lightning.LightningModule):
         *,
         model_settings: dict[str, Any],
         optimizer: Callable[[Iterable], torch.optim.Optimizer],
+        objective: Objective | None = None,
         warmup: float = 0.05,
         data_paths: list[str] | None = None,
         seed: int = 0,
@@ -53,14 +53,17 @@ class ForecastModule(lightning.LightningModule):
         self.model, self.recipe, self.model_settings = model, recipe, model_settings
         self.make_optimizer, self.warmup, self.data_paths = optimizer, warmup, data_paths or []
         self.seed = seed
+        objective = objective or Objective()
+        self.losses = objective.losses_of(recipe.outputs)
+        self.weights = objective.weights_of(recipe.outputs).float()
         self.shares = torch.from_numpy(recipe.grid.area_shares[recipe.tile.rows]).float()
-        self.scores: dict[str, AreaWeightedRMSE] = nn.ModuleDict(
-            {name: AreaWeightedRMSE(recipe.out_channels, self.shares) for name in (*FORECASTS, NORMALISED)}
-        )  # type: ignore[assignment]
+        self.train_losses = torch.zeros(1, recipe.out_channels)
+        self.mean_loss = MeanLoss(mesh=recipe.mesh)
 
-    def forward(self, state: Tensor, features: Tensor) -> Tensor:
-        """All that comes out, one step later; what goes in is its first channels   [B, V, nlat, nlon]"""
-        return one_step(self.model, self.recipe, state, features)
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """All that comes out at each step of a batch, see ``ForecastSamples``   [B, T, V, nlat, nlon]"""
+        known = batch["valid"][:, 0] if "valid" in batch else None
+        return rollout(self.model, self.recipe, batch["state"][:, 0], batch["features"], known=known)
 
     def on_train_batch_start(self, batch: dict[str, Tensor], batch_index: int) -> None:
         """Tells the model what to draw: nothing of it is left over from the step before, so runs resume anywhere."""
@@ -68,49 +71,50 @@ class ForecastModule(lightning.LightningModule):
         randomness: Randomness = self.model.randomness  # type: ignore[assignment]
         randomness.at(self.seed, self.trainer.global_step, micro_batch=micro_batch, samples=batch["number"])
 
-    def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
-        states, features = batch["state"], batch["features"]
-        prediction = self(states[:, 0], features[:, 0])
-        valid = batch["valid"][:, 1] if "valid" in batch else None
-        loss = area_weighted_mse(
-            prediction, states[:, 1], self.shares.to(self.device), valid=valid, weight=batch["weight"],
+    def area_means(self, prediction: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        """The tile's share of each field's loss   [B, T, V]"""
+        valid = batch["valid"][:, 1:] if "valid" in batch else None
+        return area_means(
+            prediction, batch["state"][:, 1:], self.shares.to(self.device), losses=self.losses, valid=valid,
             mesh=self.recipe.mesh,
         )  # fmt: skip
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(states))
-        return loss
 
-    def validation_step(self, batch: dict[str, Tensor], batch_index: int) -> None:
-        self._score(batch, "validation")
+    def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
+        means = self.area_means(self(batch), batch)
+        self.train_losses = self._of_all_processes((means.detach() * batch["weight"][:, None, None]).mean(0))
+        weights = self.weights.to(self.device)
+        self.log("train/loss", (self.train_losses * weights).mean(), prog_bar=True, batch_size=len(means))
+        return mean_loss(means, weights, batch["weight"])
 
-    def test_step(self, batch: dict[str, Tensor], batch_index: int) -> None:
-        self._score(batch, "test")
+    def _of_all_processes(self, values: Tensor) -> Tensor:
+        """Sum over the tiles of a globe, mean over the replicas."""
+        mesh = self.recipe.mesh
+        if mesh.size > 1:
+            dist.all_reduce(values)
+        return values / mesh.data
 
-    def _score(self, batch: dict[str, Tensor], split: str) -> None:
-        now, target = batch["state"][:, 0], batch["state"][:, 1]
-        prediction = self(now, batch["features"][:, 0])
-        counted = {"valid": batch["valid"][:, 1] if "valid" in batch else None, "weight": batch["weight"]}
-        self.scores[NORMALISED].update(prediction, target, **counted)
-        physical = self.recipe.statistics.physical
-        for name, forecast in zip(FORECASTS, (prediction, now, batch["climatology"][:, 0]), strict=True):
-            self.scores[name].update(physical(forecast.double()), physical(target.double()), **counted)
+    def validation_step(self, batch: dict[str, Tensor], batch_index: int) -> dict[str, Tensor]:
+        """``forecast``, normalised, as ``forward`` gives it, for callbacks."""
+        return self._judged(batch)
+
+    def test_step(self, batch: dict[str, Tensor], batch_index: int) -> dict[str, Tensor]:
+        return self._judged(batch)
+
+    def _judged(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        prediction = self(batch)
+        means = self.area_means(prediction, batch)
+        self.mean_loss.update((means * self.weights.to(self.device)).mean((1, 2)), batch["weight"])
+        return {"forecast": prediction}
 
     def on_validation_epoch_end(self) -> None:
-        self._report("validation")
+        self._log_mean_loss("validation")
 
     def on_test_epoch_end(self) -> None:
-        self._report("test")
+        self._log_mean_loss("test")
 
-    def _report(self, split: str) -> None:
-        """Logs the RMSE of each variable in its units and prints it beside the baselines."""
-        rmse = {name: metric.compute().cpu() for name, metric in self.scores.items()}
-        for metric in self.scores.values():
-            metric.reset()
-        self.log(f"{split}/loss", rmse.pop(NORMALISED).square().mean(), prog_bar=True)
-        for name, values in rmse.items():
-            self.log_dict({f"{split}/rmse_{v}_{name}": x for v, x in zip(self.recipe.outputs, values, strict=True)})
-        if not self.trainer.sanity_checking:
-            title = "test" if split == "test" else f"{split}, epoch {self.current_epoch}"
-            logger.info(score_table(rmse, self.recipe, title))
+    def _log_mean_loss(self, split: str) -> None:
+        self.log(f"{split}/loss", self.mean_loss.compute().float(), prog_bar=True)
+        self.mean_loss.reset()
 
     def configure_optimizers(self) -> Any:
         matrices = [p for p in self.parameters() if p.requires_grad and p.ndim > 1]
@@ -123,19 +127,6 @@ class ForecastModule(lightning.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[checkpoints.KEY] = checkpoints.contents(self.model_settings, self.recipe, self.data_paths)
-
-
-def one_step(model: nn.Module, recipe: Recipe, state: Tensor, features: Tensor) -> Tensor:
-    """The normalised fields one step later, from normalised ones   [B, V, nlat, nlon]
-
-    ``state`` [B, V or fewer, nlat, nlon] begins with the prognostic variables, to which the model adds their change;
-    diagnostic ones it makes anew.
-    """
-    carried = state[:, : recipe.state_channels]
-    out = model(torch.cat([carried, features], dim=1))
-    if not recipe.roles.diagnostic:
-        return carried + out
-    return torch.cat([carried + out[:, : recipe.state_channels], out[:, recipe.state_channels :]], dim=1)
 
 
 def warmup_cosine(steps: int, warmup_steps: int) -> Callable[[int], float]:

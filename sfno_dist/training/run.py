@@ -73,7 +73,7 @@ def build_module(config: DictConfig, data: WeatherDataModule) -> ForecastModule:
         model_settings=settings,
         data_paths=[str(Path(path).absolute()) for path in data.reader.paths],
         seed=config.seed,
-        **build(config.optim, "optim"),
+        **build(config.optim, "optim", _convert_="all"),
     )
 
 

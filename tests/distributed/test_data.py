@@ -9,8 +9,8 @@ from small_archive import GRID, archive, everything
 from distributed.ranks import run_ranks
 from sfno_dist import Decomposition, ProcessMesh
 from sfno_dist.data.recipe import Recipe
-from sfno_dist.training.losses import area_weighted_mse
-from sfno_dist.training.metrics import AreaWeightedRMSE
+from sfno_dist.training.losses import area_means
+from sfno_dist.training.metrics import AreaWeightedScores, MeanLoss
 
 
 def on_each_rank(folder, path, sizes, changes):
@@ -103,30 +103,40 @@ def _stored_features(folder, path):
     return Recipe.from_dict(stored).feature_fields(now, target) if stored else None
 
 
-def _masked_loss(seed):
-    """This process's share of the masked loss, and its score's sums, on its tile."""
-    mesh = ProcessMesh(polar=2, azimuth=2, timeout_s=300)
+def _scored(data, polar, azimuth):
+    """This process's share of the masked loss, its scores, and the mean loss, of its samples on its tile."""
+    mesh = ProcessMesh(data, polar, azimuth, timeout_s=300) if data else ProcessMesh()
     tile = Decomposition(GRID, mesh)
-    prediction, target, valid = (x[..., tile.rows, tile.columns] for x in _masked_fields(seed))
+    forecast, target, climatology, places = torch.randn(
+        4, 3, 2, 3, *GRID.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    )
+    weight = torch.ones(3)
+    if mesh.data == 2:  # of three samples, and one that stands in
+        mine = [[0, 1], [2, 0]][mesh.data_index]
+        weight = torch.tensor([[1.0, 1.0], [1.0, 0.0]])[mesh.data_index]
+        forecast, target, climatology, places = (x[mine] for x in (forecast, target, climatology, places))
+    fields = (x[..., tile.rows, tile.columns] for x in (forecast, target, climatology, places > 0.3))
+    forecast, target, climatology, valid = fields
     shares = torch.from_numpy(GRID.area_shares[tile.rows])
-    metric = AreaWeightedRMSE(3, shares)
-    metric.update(prediction, target, valid=valid)
-    loss = area_weighted_mse(prediction, target, shares, valid=valid, mesh=mesh)
-    return float(loss), metric.squared_error.numpy(), metric.area.numpy()
+    means = area_means(forecast, target, shares, losses=("mse", "l1", "huber"), valid=valid, mesh=mesh)
+    metric, loss = AreaWeightedScores((2, 3), shares, mesh=mesh), MeanLoss(mesh=mesh)
+    for n in range(len(weight)):  # unevenly batched
+        batch = slice(n, n + 1)
+        metric.update(
+            forecast[batch], target[batch], climatology[batch], valid=valid[batch], weight=weight[batch]
+        )  # fmt: skip
+        loss.update(means[batch].mean((1, 2)), weight[batch])
+    scores = metric.compute()
+    return {"means": means.numpy(), "loss": float(loss.compute()), **{k: v.numpy() for k, v in scores.items()}}
 
 
-def _masked_fields(seed):
-    generator = torch.Generator().manual_seed(seed)
-    fields = torch.randn(3, 2, 3, *GRID.shape, generator=generator, dtype=torch.float64)
-    return fields[0], fields[1], fields[2] > 0.3
-
-
-def test_the_masked_loss_and_scores_of_tiles_add_up_to_those_of_the_globe():
-    prediction, target, valid = _masked_fields(5)
-    shares = torch.from_numpy(GRID.area_shares)
-    metric = AreaWeightedRMSE(3, shares)
-    metric.update(prediction, target, valid=valid)
-    losses, errors, areas = zip(*run_ranks(4, _masked_loss, 5), strict=True)
-    whole = area_weighted_mse(prediction, target, shares, valid=valid)
-    assert sum(losses) == pytest.approx(float(whole), rel=1e-12)
-    np.testing.assert_allclose(np.sqrt(sum(errors) / sum(areas)), metric.compute().numpy(), rtol=1e-12)
+@pytest.mark.parametrize(("data", "polar", "azimuth"), [(1, 2, 2), (2, 1, 2)])
+def test_losses_and_scores_of_tiles_and_replicas_are_those_of_one_process(data, polar, azimuth):
+    whole = _scored(0, 1, 1)
+    results = run_ranks(4, _scored, data, polar, azimuth)
+    for result in results:
+        for name in ("loss", "rmse", "bias", "acc"):
+            np.testing.assert_allclose(result[name], whole[name], rtol=1e-12)
+            np.testing.assert_array_equal(result[name], results[0][name])  # logged values must not differ
+    if data == 1:
+        np.testing.assert_allclose(sum(r["means"] for r in results), whole["means"], rtol=1e-12)

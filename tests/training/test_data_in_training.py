@@ -13,10 +13,10 @@ from training.test_command_line import NAVY, TINY
 from sfno_dist.data import DataError
 from sfno_dist.data.samples import FieldReader
 from sfno_dist.training import checkpoint as checkpoints
+from sfno_dist.training.callbacks import Scores
 from sfno_dist.training.checkpoint import build_model
 from sfno_dist.training.forecast import forecast, write
-from sfno_dist.training.losses import area_weighted_mse
-from sfno_dist.training.metrics import AreaWeightedRMSE
+from sfno_dist.training.losses import area_means, mean_loss
 from sfno_dist.training.module import ForecastModule
 from sfno_dist.training.run import KeepWhatWasTrained
 
@@ -98,7 +98,7 @@ def test_every_role_is_trained_and_forecast(folder, tmp_path):
     module = ForecastModule(model, recipe, model_settings=settings, optimizer=lambda g: torch.optim.AdamW(g, lr=1e-3))
     trainer = lightning.Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=1,
-        default_root_dir=tmp_path,
+        default_root_dir=tmp_path, callbacks=[Scores()],
     )  # fmt: skip
     trainer.fit(module, datamodule=archive_data)
     assert np.isfinite(float(trainer.callback_metrics["train/loss"]))
@@ -145,32 +145,25 @@ def by_hand(loaded, reader, index, steps):
     return np.stack(results)
 
 
-def test_loss_and_scores_skip_missing_cells_and_stand_ins():
-    prediction, target = torch.randn(2, 5, 3, *GRID.shape)
-    valid = torch.rand(5, 3, *GRID.shape) > 0.4
-    valid[:, 0] = True
+def test_the_loss_skips_missing_cells_and_stand_ins():
+    prediction, target = torch.randn(2, 5, 1, 3, *GRID.shape)
+    valid = torch.rand(5, 1, 3, *GRID.shape) > 0.4
+    valid[:, :, 0] = True
     target = torch.where(valid, target, torch.nan)
     weight = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0])
-    squares = ((prediction - target) ** 2).double().numpy()
+    squares = ((prediction - target) ** 2).double().numpy()[:, 0]
     area = np.broadcast_to(GRID.cell_areas[:, None], GRID.shape)
     of_fields = [[np.average(x[~np.isnan(x)], weights=area[~np.isnan(x)]) for x in row] for row in squares]
-    loss = area_weighted_mse(prediction, target, SHARES, valid=valid, weight=weight)
+    loss = mean_loss(area_means(prediction, target, SHARES, valid=valid), torch.ones(3), weight)
     assert float(loss) == pytest.approx(np.mean(of_fields[:4]) * 4 / 5, rel=1e-5)
-    metric = AreaWeightedRMSE(3, SHARES)
-    for part in (slice(0, 2), slice(2, 5)):
-        metric.update(prediction[part], target[part], valid=valid[part], weight=weight[part])
-    for v in range(3):
-        x = squares[:4, v]
-        there = ~np.isnan(x)
-        expected = np.sqrt(np.average(x[there], weights=np.broadcast_to(area, x.shape)[there]))
-        assert float(metric.compute()[v]) == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_gradient_of_a_missing_cell_is_zero():
+@pytest.mark.parametrize("loss", ["mse", "l1", "huber"])
+def test_the_gradient_of_a_missing_cell_is_zero(loss):
     prediction = torch.randn(1, 1, *GRID.shape, requires_grad=True)
     valid = torch.rand(1, 1, *GRID.shape) > 0.4
     target = torch.where(valid, torch.randn(1, 1, *GRID.shape), torch.nan)
-    area_weighted_mse(prediction, target, SHARES, valid=valid).backward()
+    area_means(prediction, target, SHARES, losses=(loss,), valid=valid).sum().backward()
     assert torch.equal(prediction.grad != 0, valid)
 
 
