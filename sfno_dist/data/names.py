@@ -52,10 +52,10 @@ def find_variable(fields: dict[str, StoredField], wanted: str, path: str) -> tup
     name = _by_name(fields, names, wanted, path)
     if name is not None:
         return name, None
-    split = _split(wanted)
+    split = split_level(wanted)
     if split:
-        same = [x for x in names if (parts := _split(x)) and parts[1] == split[1]]
-        bases = {x: _split(x)[0] for x in same}  # type: ignore[index]
+        same = [x for x in names if (parts := split_level(x)) and parts[1] == split[1]]
+        bases = {x: split_level(x)[0] for x in same}  # type: ignore[index]
         found = [x for x in same if bases[x].lower() in _synonyms(split[0])]
         if len(found) == 1:
             return found[0], None
@@ -68,7 +68,7 @@ def find_variable(fields: dict[str, StoredField], wanted: str, path: str) -> tup
     raise VariableMissingError(f"{path}: no variable {wanted}{hint}; the file holds {shown or 'no fields'}")
 
 
-def _split(name: str) -> tuple[str, int] | None:
+def split_level(name: str) -> tuple[str, int] | None:
     """(variable, pressure in hPa) that a name such as ``z500`` or ``z_500`` joins."""
     found = re.fullmatch(r"(.*?[^\d_])_?(\d+)", name)
     return None if found is None or any(name.lower() in group for group in SYNONYMS) else (found[1], int(found[2]))

@@ -124,7 +124,7 @@ def finished(means: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
     The ratio is 1 for a calibrated ensemble of many members; M members fall short by sqrt(M / (M + 1)).
     """
-    scores = {name: means[name] for name in ("mae", "bias", "acc", "crps", "coverage") if name in means}
+    scores = {name: mean for name, mean in means.items() if name not in ("mse", "variance")}
     scores["rmse"] = np.sqrt(means["mse"])
     if "variance" in means:
         scores["spread"] = np.sqrt(means["variance"])
