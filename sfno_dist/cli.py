@@ -75,6 +75,20 @@ def _parser() -> argparse.ArgumentParser:
         "--plot", metavar="F.png", help="also draw maps of the last step: forecast, truth, difference"
     )
     forecast.set_defaults(run=_forecast)
+    score = commands.add_parser(
+        "score", help="scores of forecasts against the truth, by the definitions of WeatherBench 2"
+    )
+    score.add_argument("forecast", metavar="FORECAST", help="file, zarr folder, or a glob of them in quotes")
+    score.add_argument("truth", nargs="+", metavar="TRUTH", help="files with the fields at the times of the forecast")
+    score.add_argument(
+        "--climatology",
+        metavar="PERIOD|FILE",
+        help="period of the truth, such as 1990:2017, or a file by day of the year",
+    )
+    score.add_argument("--variables", nargs="+", metavar="NAME", help="which to score (default: all of the forecast)")
+    score.add_argument("--output", metavar="F.nc", help="netCDF file of all scores, spectra and maps to write")
+    score.add_argument("--report", metavar="F.html", help="page with curves, spectra and maps to write")
+    score.set_defaults(run=_score)
     inspect = commands.add_parser("inspect", help="what files hold, and what each process reads of their chunks")
     _add_data_options(inspect)
     inspect.set_defaults(run=_inspect)
@@ -177,6 +191,15 @@ def _verify_layout(options: argparse.Namespace) -> None:
     if certificate.fault:
         raise LayoutError(certificate.fault)
     print("the layout changes nothing")
+
+
+def _score(options: argparse.Namespace) -> None:
+    from sfno_dist.scores.command import score
+
+    choice = {name: getattr(options, name) for name in ("climatology", "variables", "output", "report")}
+    print(score(options.forecast, options.truth, **choice))
+    for path in filter(None, (options.output, options.report)):
+        print(f"wrote {path}")
 
 
 def _demo(options: argparse.Namespace) -> None:

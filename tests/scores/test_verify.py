@@ -163,7 +163,7 @@ def test_every_layout_of_the_same_forecast_has_the_same_scores(tmp_path):
     level = turned.z500.expand_dims(level=[500.0])
     turned = turned.drop_vars("z500").assign(z=level).transpose("longitude", "level", "time", ...)
     turned.z.attrs["units"] = UNITS["z500"]
-    turned.to_zarr(tmp_path / "b.zarr", consolidated=False)
+    turned.to_zarr(tmp_path / "b.zarr", zarr_format=2)
     for n in range(2):  # as `sfno-dist forecast` writes: valid times, with the lead and the initial time beside them
         one = forecast.isel(init_time=n)
         one = one.assign_coords(time=("lead_time", one.init_time.values + one.lead_time.values))
