@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import xarray as xr
 
 from sfno_dist.data import DataError
 from sfno_dist.data.checks import files
@@ -34,16 +33,17 @@ def score(
     ``forecast`` is a file, zarr folder or glob; ``climatology`` a period of the truth such as ``1982:1989``, or a file.
     Raises ``DataError`` for files that do not fit each other, before anything is written.
     """
+    file = climatology if climatology and os.path.exists(climatology) else None
     for path in filter(None, (output, report)):
-        _check_output(Path(path), [forecast, *truth, climatology or ""])
+        _check_output(Path(path), files([forecast, *truth, *filter(None, [file])]))
     forecasts = Forecasts(forecast, variables)
     observed = Truth(truth, forecasts)
     result = verify(forecasts, observed, _climatology(climatology, forecasts, observed))
     if output:
-        _write(result, Path(output))
+        encoding = {name: {"zlib": True, "complevel": 4} for name in result.data_vars}
+        _write(Path(output), lambda partial: result.to_netcdf(partial, encoding=encoding))
     if report:
-        with whole_or_nothing(Path(report), overwrite=True) as partial:
-            partial.write_text(page(result), encoding="utf-8")
+        _write(Path(report), lambda partial: partial.write_text(page(result), encoding="utf-8"))
     return table(result)
 
 
@@ -62,14 +62,13 @@ def _climatology(text: str | None, forecasts: Forecasts, truth: Truth) -> Climat
 def _check_output(path: Path, sources: Sequence[str]) -> None:
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise DataError(f"{path}: {'is a folder' if path.is_dir() else 'its folder does not exist'}; name a file")
-    if path.exists() and any(path.samefile(source) for source in files([s for s in sources if os.path.exists(s)])):
+    if path.exists() and any(path.samefile(source) for source in sources):
         raise DataError(f"{path}: is a file that is scored; choose another output")
 
 
-def _write(result: xr.Dataset, path: Path) -> None:
-    encoding = {name: {"zlib": True, "complevel": 4} for name in result.data_vars}
+def _write(path: Path, write: Callable[[Path], object]) -> None:
     try:
         with whole_or_nothing(path, overwrite=True) as partial:
-            result.to_netcdf(partial, encoding=encoding)
+            write(partial)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror or error})") from error

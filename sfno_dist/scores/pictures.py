@@ -10,13 +10,14 @@ import matplotlib
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 
 from sfno_dist.scores.table import lead_text
 
 STYLES = {
     "forecast": {"color": "#1f5fa8", "linewidth": 1.8},
-    "persistence": {"color": "#8a8a8a", "linewidth": 1.2, "linestyle": (0, (1, 1.2))},
+    "persistence": {"color": "#777f88", "linewidth": 1.5, "linestyle": (0, (1, 1.2))},
     "climatology": {"color": "#c4671b", "linewidth": 1.2, "linestyle": (0, (5, 2))},
 }
 SPREAD = {"color": "#2a8f6a", "linewidth": 1.4, "linestyle": (0, (6, 1.5, 1, 1.5))}
@@ -74,7 +75,7 @@ def curves(result: xr.Dataset, variable: str) -> str:
 
 def spectra(result: xr.Dataset, variable: str) -> str:
     """Zonal power by wavenumber in each region: the forecast at some lead times, and the truth at the last of them."""
-    power = result.power.sel(variable=variable, wavenumber=slice(1, None))
+    power = result.power.sel(variable=variable, wavenumber=slice(1, -1))  # the last has half the others' count
     leads = result.map_lead_time.values
     with matplotlib.rc_context(LOOK):
         figure = Figure(figsize=(12.4, 2.9), layout="constrained")
@@ -102,31 +103,25 @@ def maps(result: xr.Dataset, variable: str) -> str:
     with matplotlib.rc_context({**LOOK, "axes.grid": False}):
         figure = Figure(figsize=(12.4, 3.1 * len(leads)), layout="constrained")
         axes = figure.subplots(len(leads), 2, squeeze=False)
-        largest = {name: float(np.nanquantile(np.abs(one[name]), 0.998)) or 1.0 for name in ("bias_map", "rmse_map")}
-        for row, lead in zip(axes, leads, strict=True):
-            for axis, name, colours in zip(row, ("bias_map", "rmse_map"), ("RdBu_r", "YlGnBu"), strict=True):
-                low = -largest[name] if name == "bias_map" else 0.0
-                field = one[name].sel(map_lead_time=lead)
-                image = axis.pcolormesh(
-                    field.lon,
-                    field.lat,
-                    field,
-                    vmin=low,
-                    vmax=largest[name],
-                    cmap=colours,
-                    shading="nearest",
-                    rasterized=True,
-                )
-                title = f"{TITLES[name.removesuffix('_map')]}, {lead_text(lead, result.lead_time.units)}"
-                axis.set_title(title, fontsize=10)
-                axis.set(
-                    xlim=(0, 360), ylim=(-90, 90), xticks=range(0, 361, 60), yticks=range(-90, 91, 30), aspect="equal"
-                )
-                axis.set_facecolor("#dcdfe3")  # where there are no values
-                figure.colorbar(
-                    image, ax=axis, shrink=0.9, label=str(one.units.values), extend="both" if low else "max"
-                )
+        for column, name, colours in zip(axes.T, ("bias_map", "rmse_map"), ("RdBu_r", "YlGnBu"), strict=True):
+            most = float(np.nanquantile(np.abs(one[name]), 0.998)) or 1.0
+            limits = {"vmin": -most if name == "bias_map" else 0.0, "vmax": most}
+            for axis, lead in zip(column, leads, strict=True):
+                image = _map(axis, one[name].sel(map_lead_time=lead), cmap=colours, **limits)
+                text = lead_text(lead, result.lead_time.units)
+                axis.set_title(f"{TITLES[name.removesuffix('_map')]}, {text}", fontsize=10)
+            extend = "both" if name == "bias_map" else "max"
+            figure.colorbar(image, ax=column.tolist(), shrink=0.6, label=str(one.units.values), extend=extend)
         return _source(figure, "png")
+
+
+def _map(axis: Axes, field: xr.DataArray, **colours: Any) -> QuadMesh:
+    """Latitude against longitude, each cell around its point; grey where there are no values."""
+    half = 180.0 / field.sizes["lon"]
+    image = axis.pcolormesh(field.lon, field.lat, field, shading="nearest", **colours)
+    axis.set(xlim=(field.lon[0] - half, field.lon[-1] + half), ylim=(-90, 90), aspect="equal")
+    axis.set(xticks=range(0, 360, 60), yticks=range(-90, 91, 30), facecolor="#dcdfe3")
+    return image
 
 
 def _curve(axis: Axes, leads: np.ndarray, values: xr.DataArray, label: str, style: dict) -> None:
