@@ -84,11 +84,12 @@ def spectra(result: xr.Dataset, variable: str) -> str:
         ):
             chosen = power.sel(region=region)
             truth = chosen.sel(source="truth", lead_time=leads[-1])
-            axis.loglog(truth.wavenumber, truth, color="black", linewidth=1.0, label="truth")
             for lead, colour in zip(leads, LEAD_COLOURS[-len(leads) :], strict=True):
                 text = "forecast, " + lead_text(lead, result.lead_time.units)
                 line = chosen.sel(source="forecast", lead_time=lead)
                 axis.loglog(line.wavenumber, line, color=colour, linewidth=1.4, label=text)
+            # Over the others, which lie beneath it where the forecast is good.
+            axis.loglog(truth.wavenumber, truth, color="black", linewidth=1.1, linestyle=(0, (4, 2)), label="truth")
             axis.set(title=str(region), xlabel="zonal wavenumber")
             axis.title.set_fontsize(10)
         figure.axes[0].set_ylabel("power")
