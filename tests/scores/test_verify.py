@@ -241,3 +241,28 @@ def test_a_forecast_named_twice_is_refused(tmp_path):
         forecast_of(truth, [0, 3], 2).to_netcdf(tmp_path / f"{name}.nc")
     with pytest.raises(DataError, match=r"b\.nc: the forecast from 2020-01-01T00:00 for 2020-01-01T00:00 is also in"):
         Forecasts(str(tmp_path / "[ab].nc"))
+
+
+def test_a_models_own_calendar(tmp_path):
+    """29 February 2020 is no day of noleap: 6 hours after the 28th comes March, in forecast and truth alike."""
+    times = xr.date_range("2020-02-28", periods=12, freq="6h", calendar="noleap", use_cftime=True)
+    values = 280.0 + np.random.default_rng(0).standard_normal((12, *GRID.shape))
+    fields = {"t2m": (("time", "lat", "lon"), values.astype("f4"), {"units": "K"})}
+    data = xr.Dataset(fields, {"time": times, **axes()})
+    data.to_netcdf(tmp_path / "truth.nc")
+    forecast = (data.isel(time=slice(1, 7)) + 1.0).assign_coords(init_time=times[0])
+    forecast.t2m.attrs["units"] = "K"
+    leads = np.arange(1, 7) * np.timedelta64(6, "h").astype("timedelta64[ns]")
+    for name, coordinate in (("valid", {}), ("lead", {"lead_time": ("time", leads)})):
+        one = forecast.assign_coords(coordinate)
+        one = one.rename(time="step_of_file").drop_vars("step_of_file") if coordinate else one
+        one.to_netcdf(tmp_path / f"{name}.nc")
+        result = score(str(tmp_path / f"{name}.nc"), tmp_path / "truth.nc", ("2020-02-28", "2020-03-02"))
+        assert result.lead_time.values.tolist() == [6, 12, 18, 24, 30, 36]
+        np.testing.assert_allclose(result.bias.sel(forecast="forecast"), 1.0, atol=1e-5)
+        persistence = result.rmse.sel(forecast="persistence", region="globe")[0, -1]
+        weights = region_weights(GRID)[0][:, None]
+        error = ((values[6] - values[0]) ** 2 * weights).sum() / weights.sum() / GRID.nlon
+        assert float(persistence) == pytest.approx(np.sqrt(error), rel=1e-5)
+    with pytest.raises(DataError, match="counts in the proleptic_gregorian calendar, the forecasts in noleap"):
+        score(str(tmp_path / "valid.nc"), truth_file(tmp_path), variables=["t2m"])
