@@ -7,7 +7,7 @@ from html import escape
 import xarray as xr
 
 from sfno_dist.scores import pictures
-from sfno_dist.scores.table import rows
+from sfno_dist.scores.table import initial_times, rows
 
 STYLE = """
 :root { color-scheme: light; }
@@ -60,7 +60,7 @@ def _facts(result: xr.Dataset) -> str:
         "forecast": about["forecast"],
         "truth": about["truth"],
         "climatology": about["climatology"] or "none",
-        "initial times": f"{about['initial_times']}, {about['first_initial_time']} to {about['last_initial_time']}",
+        "scored over": initial_times(result),
         "members": str(about["members"]),
     }
     return "<dl>" + "".join(f"<dt>{key}</dt><dd>{escape(text)}</dd>" for key, text in facts.items()) + "</dl>"

@@ -17,6 +17,16 @@ def lead_text(lead: float, units: str) -> str:
     return f"{lead / 24:g} d" if lead >= 48 and lead % 24 == 0 else f"{lead:g} h"
 
 
+def initial_times(result: xr.Dataset) -> str:
+    """``17 initial times, 2020-01-01T00:00 to 2020-01-25T00:00``"""
+    count, first = result.attrs["initial_times"], result.attrs["first_initial_time"]
+    return (
+        f"1 initial time, {first}"
+        if count == 1
+        else f"{count} initial times, {first} to {result.attrs['last_initial_time']}"
+    )
+
+
 def shown_leads(result: xr.Dataset) -> np.ndarray:
     """Some lead times from the first beyond 0 to the last, evenly spread   [at most LEADS]"""
     leads = result.lead_time.values
@@ -53,7 +63,6 @@ def table(result: xr.Dataset) -> str:
     head, cells = rows(result)
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *cells]]
-    over = f"{result.attrs['initial_times']} initial times from {result.attrs['first_initial_time']}"
-    title = f"globe, {over} to {result.attrs['last_initial_time']}; persistence and climatology: their RMSE"
+    title = f"globe, {initial_times(result)}; persistence and climatology: their RMSE"
     others = f"(also scored: {', '.join(list(REGIONS)[1:])})"
     return "\n".join([title, *lines, others, *(f"note: {note}" for note in result.attrs["notes"].splitlines())])
