@@ -107,6 +107,13 @@ def _parser() -> argparse.ArgumentParser:
         "--tolerance", type=float, default=1e-7, metavar="X", help="largest relative difference (default 1e-7)"
     )
     layout.set_defaults(run=_verify_layout)
+
+
+    doctor = commands.add_parser(
+        "doctor", help="what a report of a fault needs: versions, kernels, devices, a self-test"
+    )
+    doctor.add_argument("folder", nargs="?", default=".", metavar="FOLDER", help="where files lie (default: here)")
+    doctor.set_defaults(run=_doctor)
     demo = commands.add_parser("demo", help="make weather-like data of any size and step")
     demo.add_argument("output", metavar="OUTPUT", help="file.nc or folder.zarr to make")
     for name, default, text in (
@@ -200,6 +207,14 @@ def _score(options: argparse.Namespace) -> None:
     print(score(options.forecast, options.truth, **choice))
     for path in filter(None, (options.output, options.report)):
         print(f"wrote {path}")
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    from sfno_dist.doctor import report
+
+    text, sound = report(options.folder)
+    print(text)
+    sys.exit(0 if sound else 1)
 
 
 def _demo(options: argparse.Namespace) -> None:
