@@ -108,7 +108,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     layout.set_defaults(run=_verify_layout)
 
-
     doctor = commands.add_parser(
         "doctor", help="what a report of a fault needs: versions, kernels, devices, a self-test"
     )
