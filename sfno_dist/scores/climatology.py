@@ -5,6 +5,7 @@ Dims: T times, H rows, W columns.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -45,9 +46,9 @@ class PeriodClimatology:
 
     def __init__(self, truth: Truth, names: Sequence[str], first: str, last: str, wanted: np.ndarray) -> None:
         self.names, self.monthly = list(names), truth.unit.unit == "months"
-        begin, end = period(first, last, "--climatology")
+        self._begin, self._end = period(first, last, "--climatology")
         dates = as_gregorian(truth.times)
-        inside = np.flatnonzero((dates >= begin) & (dates <= end))
+        inside = np.flatnonzero((dates >= self._begin) & (dates <= self._end))
         if len(inside) == 0:
             raise DataError(f"--climatology {first}:{last}: no time of {truth.path} lies in it; it runs {truth.extent}")
         self.description = (
@@ -58,6 +59,7 @@ class PeriodClimatology:
         for slots, _ in map(self._window, wanted):
             self._needed[slots] = True
         shape = (*self._needed.shape, len(self.names), *truth.grid.shape)
+        _check_scratch(int(self._needed.sum()) * int(np.prod(shape[self._needed.ndim :])))
         self._sums, self._counts = _scratch(shape, np.float32), _scratch(shape, np.uint16)
         self._filled = np.zeros(self._needed.shape, bool)
         for index in tqdm(inside, desc="climatology", unit="time", leave=False):
@@ -74,6 +76,9 @@ class PeriodClimatology:
 
     def has(self, time: Any) -> bool:
         return bool(self._filled[self._window(time)[0]].any())
+
+    def saw(self, time: Any) -> bool:
+        return bool(self._begin <= as_gregorian(np.array([time]))[0] <= self._end)
 
     def _window(self, time: Any) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
         """Slots that make the climatology of a time, and their weights."""
@@ -131,6 +136,9 @@ class FileClimatology:
     def has(self, time: Any) -> bool:
         return self._indices(time) is not None
 
+    def saw(self, time: Any) -> bool:
+        return False  # a file does not say
+
     def _indices(self, time: Any) -> dict[str, int] | None:
         months, days, minutes = seasons(np.array([time]))
         wanted = {"month": months[0] + 1, "dayofyear": days[0] + 1, "hour": minutes[0] / 60.0}
@@ -150,6 +158,17 @@ class FileClimatology:
                 f"one of them"
             )
         return found
+
+
+def _check_scratch(cells: int) -> None:
+    """``DataError`` where there is no room for sums and counts; a full disk would end the process without a word."""
+    folder, needed = tempfile.gettempdir(), 6 * cells
+    free = shutil.disk_usage(folder).free
+    if needed > 0.95 * free:
+        raise DataError(
+            f"--climatology: its sums need {needed / 2**30:.1f} GiB in {folder}, which has {free / 2**30:.1f} GiB; "
+            f"name another folder in TMPDIR, or give a climatology in a file"
+        )
 
 
 def _scratch(shape: tuple[int, ...], dtype: type) -> np.memmap:

@@ -14,9 +14,10 @@ from sfno_dist.data.output import whole_or_nothing
 from sfno_dist.scores.climatology import FileClimatology, PeriodClimatology
 from sfno_dist.scores.forecasts import Forecasts
 from sfno_dist.scores.page import page
+from sfno_dist.scores.plan import Climatology
 from sfno_dist.scores.table import table
 from sfno_dist.scores.truth import Truth
-from sfno_dist.scores.verify import Climatology, verify
+from sfno_dist.scores.verify import verify
 
 
 def score(

@@ -73,10 +73,13 @@ class Forecasts:
         return counts[0]
 
     def read(self, place: Place, variable: str) -> np.ndarray:
-        """[M, H, W] float32; ``DataError`` where it has no value or is infinite, as a model's that blew up."""
+        """[M, H, W] float32; ``DataError`` where it has no value or is infinite, as a model's that blew up.
+
+        At the initial time itself a forecast may lack values: there are no sums over a step yet.
+        """
         fields = self.files[place.file].read(self._held[place.file][variable], dict(place.indices))
         kind = "infinite" if np.isinf(fields).any() else "nowhere a number" if np.isnan(fields).all() else None
-        if kind:
+        if kind == "infinite" or (kind and place.valid != place.init):
             raise DataError(
                 f"{self.files[place.file].path}: {variable} is {kind} in the forecast from "
                 f"{time_text(place.init)[:16]} for {time_text(place.valid)[:16]}; leave it out with --variables"

@@ -1,6 +1,8 @@
 """Scores of whole files against the same definitions written out over all times at once, and known values."""
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -233,6 +235,68 @@ def test_a_field_that_loses_values_on_the_way_is_named(tmp_path):
     forecast.t2m[:, 2, :6] = np.nan
     forecast.to_netcdf(tmp_path / "f.nc")
     assert "t2m: the area scored falls from 100% to" in score(str(tmp_path / "f.nc"), truth).attrs["notes"]
+
+
+def test_steps_and_sums_of_another_length_are_refused(tmp_path):
+    """Daily forecasts against monthly truth; sums over an hour against those over six."""
+    truth = truth_file(tmp_path)
+    forecast_of(truth, [0, 3], 2).rename(t2m="tp").to_netcdf(tmp_path / "f.nc")
+    with xr.open_dataset(truth) as data:
+        hourly = (
+            data.load()
+            .rename(t2m="tp")
+            .assign_coords(time=data.time.values[0] + np.arange(48) * np.timedelta64(1, "h"))
+        )
+    hourly.to_netcdf(tmp_path / "hourly.nc")
+    with pytest.raises(DataError, match=r"tp is summed over 1 h, in .* over 6 h; sum the truth over 6 h first"):
+        score(str(tmp_path / "f.nc"), tmp_path / "hourly.nc")
+    score(str(tmp_path / "f.nc"), tmp_path / "hourly.nc", variables=["z500"])
+    forecast = forecast_of(truth, [0, 3], 2).rename(t2m="tp")
+    forecast.tp.attrs["cell_methods"] = "time: sum (interval: 1 hour)"
+    forecast.to_netcdf(tmp_path / "f.nc")
+    score(str(tmp_path / "f.nc"), tmp_path / "hourly.nc")
+    months = np.arange("2020-01", "2024-01", dtype="datetime64[M]").astype("datetime64[ns]")
+    hourly.assign_coords(time=months).to_netcdf(tmp_path / "monthly.nc")
+    with pytest.raises(DataError, match=r"has one time a month, .* has shorter steps"):
+        score(str(tmp_path / "f.nc"), tmp_path / "monthly.nc")
+
+
+def test_a_climatology_that_saw_the_truth_or_lacks_its_season_is_named(tmp_path):
+    truth = truth_file(tmp_path)
+    forecast_of(truth, [30, 33], 2).to_netcdf(tmp_path / "f.nc")
+    notes = score(str(tmp_path / "f.nc"), truth, ("2020-01-01", "2020-01-12")).attrs["notes"]
+    assert "the climatology was made of times that are scored here" in notes
+    assert "climatology" not in score(str(tmp_path / "f.nc"), truth, ("2020-01-01", "2020-01-07")).attrs["notes"]
+    field = np.zeros((1, *GRID.shape), "f4")
+    january = {name: (("month", "lat", "lon"), field, {"units": units}) for name, units in UNITS.items()}
+    xr.Dataset(january, {"month": [2], **axes()}).to_netcdf(tmp_path / "c.nc")
+    result = score(str(tmp_path / "f.nc"), truth, tmp_path / "c.nc")
+    assert f"no ACC: {tmp_path / 'c.nc'} has none for 2020-01-08" in result.attrs["notes"]
+    assert "climatology" not in result.forecast.values
+
+
+def test_a_climatology_that_the_disk_cannot_hold_is_refused_before_it_is_made(tmp_path, monkeypatch):
+    truth = truth_file(tmp_path)
+    forecast_of(truth, [30, 33], 2).to_netcdf(tmp_path / "f.nc")
+    usage = SimpleNamespace(free=10**5)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(DataError, match=r"its sums need 0.0 GiB in .* 0.0 GiB; name another folder in TMPDIR"):
+        score(str(tmp_path / "f.nc"), truth, ("2020-01-01", "2020-01-12"))
+
+
+def test_files_of_one_forecast_that_do_not_fit_each_other_are_refused(tmp_path):
+    truth = truth_file(tmp_path)
+    forecast_of(truth, [0], 2, members=3).to_netcdf(tmp_path / "a.nc")
+    other = forecast_of(truth, [3], 2, members=3)
+    for name, changed, words in (
+        ("b", other.isel(member=slice(2)), r"b\.nc: has 2 members, .*a\.nc has 3"),
+        ("c", other.isel(lat=slice(None, None, 2)), r"c\.nc: is on grid"),
+        ("d", other.drop_vars("t2m"), r"d\.nc: has no forecast of t2m; it holds z500"),
+        ("e", change(other, "units"), r"e\.nc: t2m is in 'degC', in .*a\.nc in 'K'"),
+    ):
+        changed.to_netcdf(tmp_path / f"{name}.nc")
+        with pytest.raises(DataError, match=words):
+            score(str(tmp_path / f"[a{name}].nc"), truth)
 
 
 def test_a_forecast_named_twice_is_refused(tmp_path):
