@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from sfno_dist.scores.table import lead_text
 
 STYLES = {
-    "forecast": {"color": "#1f5fa8", "linewidth": 1.8},
+    "forecast": {"color": "#1f5fa8", "linewidth": 1.8, "zorder": 3},
     "persistence": {"color": "#777f88", "linewidth": 1.5, "linestyle": (0, (1, 1.2))},
     "climatology": {"color": "#c4671b", "linewidth": 1.2, "linestyle": (0, (5, 2))},
 }
