@@ -75,6 +75,20 @@ def _parser() -> argparse.ArgumentParser:
         "--plot", metavar="F.png", help="also draw maps of the last step: forecast, truth, difference"
     )
     forecast.set_defaults(run=_forecast)
+    score = commands.add_parser(
+        "score", help="scores of forecasts against the truth, by the definitions of WeatherBench 2"
+    )
+    score.add_argument("forecast", metavar="FORECAST", help="file, zarr folder, or a glob of them in quotes")
+    score.add_argument("truth", nargs="+", metavar="TRUTH", help="files with the fields at the times of the forecast")
+    score.add_argument(
+        "--climatology",
+        metavar="PERIOD|FILE",
+        help="period of the truth, such as 1990:2017, or a file by day of the year",
+    )
+    score.add_argument("--variables", nargs="+", metavar="NAME", help="which to score (default: all of the forecast)")
+    score.add_argument("--output", metavar="F.nc", help="netCDF file of all scores, spectra and maps to write")
+    score.add_argument("--report", metavar="F.html", help="page with curves, spectra and maps to write")
+    score.set_defaults(run=_score)
     inspect = commands.add_parser("inspect", help="what files hold, and what each process reads of their chunks")
     _add_data_options(inspect)
     inspect.set_defaults(run=_inspect)
@@ -93,6 +107,12 @@ def _parser() -> argparse.ArgumentParser:
         "--tolerance", type=float, default=1e-7, metavar="X", help="largest relative difference (default 1e-7)"
     )
     layout.set_defaults(run=_verify_layout)
+
+    doctor = commands.add_parser(
+        "doctor", help="what a report of a fault needs: versions, kernels, devices, a self-test"
+    )
+    doctor.add_argument("folder", nargs="?", default=".", metavar="FOLDER", help="where files lie (default: here)")
+    doctor.set_defaults(run=_doctor)
     demo = commands.add_parser("demo", help="make weather-like data of any size and step")
     demo.add_argument("output", metavar="OUTPUT", help="file.nc or folder.zarr to make")
     for name, default, text in (
@@ -177,6 +197,23 @@ def _verify_layout(options: argparse.Namespace) -> None:
     if certificate.fault:
         raise LayoutError(certificate.fault)
     print("the layout changes nothing")
+
+
+def _score(options: argparse.Namespace) -> None:
+    from sfno_dist.scores.command import score
+
+    choice = {name: getattr(options, name) for name in ("climatology", "variables", "output", "report")}
+    print(score(options.forecast, options.truth, **choice))
+    for path in filter(None, (options.output, options.report)):
+        print(f"wrote {path}")
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    from sfno_dist.doctor import report
+
+    text, sound = report(options.folder)
+    print(text)
+    sys.exit(0 if sound else 1)
 
 
 def _demo(options: argparse.Namespace) -> None:

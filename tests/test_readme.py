@@ -97,3 +97,7 @@ def test_the_demo_beats_persistence_and_climatology(tmp_path):
     (command,) = [block for block in blocks("bash") if "sfno-dist forecast" in block]
     run(["bash", "-ec", command.replace(".venv/bin/sfno-dist", f"{sys.executable} -m sfno_dist.cli")], tmp_path)
     assert (tmp_path / "forecast.nc").is_file() and (tmp_path / "forecast.png").is_file()
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    (command,) = [block for block in blocks("bash") if "sfno-dist score" in block]
+    out = run(["bash", "-ec", command.replace(".venv/bin/sfno-dist", f"{sys.executable} -m sfno_dist.cli")], tmp_path)
+    assert "uwnd" in out and "1 month" in out and (tmp_path / "scores.html").is_file()

@@ -1,0 +1,1 @@
+"""Verification of forecasts against the truth, by the definitions of WeatherBench 2."""
