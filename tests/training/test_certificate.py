@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from training.commands import sfno_dist
+from training.commands import ROOT, sfno_dist
 
 from sfno_dist import cli
 from sfno_dist.training import certificate
@@ -199,7 +199,14 @@ def test_what_cannot_be_compared_is_refused_in_one_line(arguments, words, capsys
     assert ended.value.code == 1 and words in error and len(error.splitlines()) == 1, error
 
 
-def test_without_the_folder_of_train_py_it_says_what_to_set(monkeypatch, tmp_path):
-    monkeypatch.setenv("SFNO_DIST_ROOT", str(tmp_path))
-    with pytest.raises(ValueError, match="set SFNO_DIST_ROOT"):
+def test_the_configuration_is_that_of_the_folder_it_is_told_or_given_in(monkeypatch, tmp_path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "train.yaml").write_text("{}")
+    monkeypatch.setenv("SFNO_DIST_ROOT", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    assert certificate._root() == ROOT
+    monkeypatch.delenv("SFNO_DIST_ROOT")
+    assert certificate._root() == tmp_path
+    monkeypatch.setenv("SFNO_DIST_ROOT", str(tmp_path / "conf"))
+    with pytest.raises(ValueError, match="set SFNO_DIST_ROOT to it"):
         verify(["mesh.polar=2"])
