@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     layout.add_argument("--steps", type=int, default=3, metavar="N", help="of the optimiser (default 3)")
     layout.add_argument(
-        "--tolerance", type=float, default=1e-7, metavar="X", help="largest relative difference (default 1e-7)"
+        "--tolerance", type=float, default=1e-6, metavar="X", help="largest relative difference (default 1e-6)"
     )
     layout.set_defaults(run=_verify_layout)
 

@@ -51,6 +51,14 @@ def test_the_snippet_for_several_processes_runs(tmp_path):
     assert len(set(norms)) == 1 and float(norms[0]) > 0.0
 
 
+@pytest.mark.slow
+def test_the_layout_of_the_readme_changes_nothing(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    (command,) = [block for block in blocks("bash") if "verify-layout" in block]
+    cli.main(shlex.split(command)[1:])
+    assert "the layout changes nothing" in capsys.readouterr().out
+
+
 def test_the_commands_for_data_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (commands,) = [block for block in blocks("bash") if "sfno-dist demo" in block]

@@ -25,15 +25,12 @@ def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     a, b, c, d = counter
     left, right = key
     for _ in range(ROUNDS):
-        # A product of 32-bit words may wrap into the sign; its 64 bits are right all the same.
-        first, second = a * MULTIPLIERS[0], c * MULTIPLIERS[1]
-        a, b, c, d = _high(second) ^ b ^ left, second & WORD, _high(first) ^ d ^ right, first & WORD
+        # p = x m - x 2^32 stays within 63 bits, where x m itself need not: compilers count on int64 never to overflow.
+        first, second = a * (MULTIPLIERS[0] - 2**32), c * (MULTIPLIERS[1] - 2**32)
+        high, other_high = (first >> 32) + a, (second >> 32) + c
+        a, b, c, d = other_high ^ b ^ left, second & WORD, high ^ d ^ right, first & WORD
         left, right = (left + KEY_STEPS[0]) & WORD, (right + KEY_STEPS[1]) & WORD
     return a, b, c, d
-
-
-def _high(product: Tensor) -> Tensor:
-    return (product >> 32) & WORD
 
 
 def uniform(words: Tensor) -> Tensor:

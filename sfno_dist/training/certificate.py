@@ -1,7 +1,7 @@
 """The certificate of a layout: the same steps of training on one process and on the layout, number by number.
 
-In float64, where what remains of rounding is far below any fault. Every weight starts a little off its initial value,
-so that none that starts at zero hides the gradient of those before it.
+In float64, where what remains of rounding is far below any fault (the weights of samples stay float32). Every weight
+starts a little off its initial value, so that none that starts at zero hides the gradient of those before it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Certificate:
         """The first parameter beyond the tolerance, in words, in the order of steps and of the model."""
         for number, step in enumerate(self.steps, 1):
             found = {"gradient of": step.gradients, "weight": step.weights}
-            beyond = [(kind, name, x) for kind, of in found.items() for name, x in of.items() if x > self.tolerance]
+            beyond = [(kind, n, x) for kind, of in found.items() for n, x in of.items() if x > self.tolerance]
             scalars = {"loss": _relative(*step.losses), "gradient norm": _relative(*step.norms)}
             others = [f"the {name} by {x:.1e}" for name, x in scalars.items() if x > self.tolerance]
             if beyond or others:
@@ -118,7 +118,7 @@ def verify(
     overrides: Sequence[str],
     *,
     steps: int = 3,
-    tolerance: float = 1e-7,
+    tolerance: float = 1e-6,
     in_each_process: Callable[[], None] | None = None,
 ) -> Certificate:
     """Trains ``steps`` steps on one process and on the layout that ``overrides`` of conf/train.yaml ask for.
@@ -147,12 +147,11 @@ def verify(
 
 def composed(overrides: Sequence[str], folder: Path, steps: int) -> DictConfig:
     """The configuration that ``train.py`` would have, with what the certificate decides itself."""
-    root = Path(os.environ.setdefault("SFNO_DIST_ROOT", str(Path(__file__).parents[2])))
-    if not (root / "conf" / "train.yaml").is_file():
-        raise ConfigError(f"no configuration in {root / 'conf'}; set SFNO_DIST_ROOT to the folder of train.py")
-    decided = [word for word in overrides if word.partition("=")[0].lstrip("+~") in {*OF_TRAINING, "trainer.max_steps"}]
-    if decided:
-        raise ConfigError(f"verify-layout decides {decided[0].partition('=')[0]} itself; leave it out")
+    root = _root()
+    for key in (word.partition("=")[0].lstrip("+~") for word in overrides):
+        if key in {*OF_TRAINING, "trainer.max_steps"} or key.startswith(("callbacks.", "logger.")):
+            raise ConfigError(f"verify-layout decides {key} itself; leave it out")
+    os.environ["SFNO_DIST_ROOT"] = str(root)
     try:
         with initialize_config_dir(str(root / "conf"), version_base="1.3"):
             config = compose("train", [*overrides, f"paths.output='{folder}'", "name=verify-layout"])
@@ -161,6 +160,17 @@ def composed(overrides: Sequence[str], folder: Path, steps: int) -> DictConfig:
         return DictConfig(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(" ".join(str(error).split())) from error
+
+
+def _root() -> Path:
+    """The folder of train.py and conf/: as the environment says, or where the command was given, or the source tree."""
+    named = os.environ.get("SFNO_DIST_ROOT")
+    folders = [Path(named)] if named else [Path.cwd(), Path(__file__).parents[2]]
+    for folder in folders:
+        if (folder / "conf" / "train.yaml").is_file():
+            return folder
+    looked = " or ".join(str(folder / "conf") for folder in folders)
+    raise ConfigError(f"no train.yaml in {looked}; run this in the folder of train.py or set SFNO_DIST_ROOT to it")
 
 
 def _start(size: int, config: DictConfig, folder: str, prepare: Callable[[], None] | None) -> None:
@@ -229,7 +239,7 @@ class Recorder(lightning.Callback):
         self, trainer: Any, module: lightning.LightningModule, outputs: Any, batch: Any, batch_index: int
     ) -> None:
         self.loss += float(outputs["loss"])  # that of a micro-batch is divided by their number
-        if trainer.global_step == len(self.steps) and not self.steps[-1].weights:
+        if self.steps and not self.steps[-1].weights:
             self.steps[-1].weights = {n: p.detach().clone() for n, p in module.named_parameters()}
             self.steps[-1].loss, self.loss = self.loss, 0.0
 

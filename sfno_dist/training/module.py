@@ -67,9 +67,10 @@ class ForecastModule(lightning.LightningModule):
 
     def on_train_batch_start(self, batch: dict[str, Tensor], batch_index: int) -> None:
         """Tells the model what to draw: nothing of it is left over from the step before, so runs resume anywhere."""
-        micro_batch = batch_index % self.trainer.accumulate_grad_batches
-        randomness: Randomness = self.model.randomness  # type: ignore[assignment]
-        randomness.at(self.seed, self.trainer.global_step, micro_batch=micro_batch, samples=batch["number"])
+        if self.model.draws:
+            micro_batch = batch_index % self.trainer.accumulate_grad_batches
+            randomness: Randomness = self.model.randomness  # type: ignore[assignment]
+            randomness.at(self.seed, self.trainer.global_step, micro_batch=micro_batch, samples=batch["number"])
 
     def area_means(self, prediction: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """The tile's share of each field's loss   [B, T, V]"""

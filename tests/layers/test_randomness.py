@@ -1,6 +1,7 @@
 """What layers draw: published vectors, distributions, independence, and one mask from forward to backward."""
 
 import itertools
+import shutil
 
 import pytest
 import torch
@@ -176,6 +177,27 @@ def test_a_compiled_model_draws_the_same_and_is_not_compiled_for_each_step():
             made.randomness.at(seed=1, step=step)
             for one in drawn:
                 torch.testing.assert_close(one, made(field), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_words_in_compiled_code_are_those_of_the_interpreter():
+    """Keys beyond 2**31 among them: a compiler may take signed numbers that overflow for anything."""
+    layer, randomness, field = Dropout(0.3, SMALL, place=1), Randomness(ProcessMesh()), torch.randn(2, 5, *SMALL.shape)
+
+    def drawn(field):
+        moment = randomness.next(field)
+        return moment.key, layer(field, moment) == 0
+
+    compiled, keys = torch.compile(drawn), []
+    for step in range(6):
+        results = []
+        for function in (drawn, compiled):
+            randomness.at(5, step)
+            results.append(function(field))
+        keys += map(int, results[0][0])
+        assert results[0][0] == results[1][0] and torch.equal(results[0][1], results[1][1])
+    assert min(keys) < 2**31 < max(keys)
 
 
 def test_a_model_that_was_not_told_the_step_says_so():
