@@ -254,6 +254,8 @@ class WeatherDataModule(lightning.LightningDataModule):
             sampler=self.batches[split],
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
+            # Of its own: each pass over a loader draws one number, which a resumed training would draw too often.
+            generator=torch.Generator(),
         )
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -267,9 +269,12 @@ class WeatherDataModule(lightning.LightningDataModule):
             return {}
         # Batches that were trained on; workers and the loader are further ahead.
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        return self.batches["train"].state_dict(progress.processed)
+        return {**self.batches["train"].state_dict(progress.processed), "rollout_steps": self.rollout_steps["train"]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on in the epoch, and its samples are as long as they were when it began."""
+        if 0 < state_dict["consumed"] < state_dict["samples"]:
+            self.set_rollout_steps(state_dict.get("rollout_steps", self.rollout_steps["train"]))
         self.batches["train"].load_state_dict(state_dict)
 
 

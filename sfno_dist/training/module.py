@@ -124,6 +124,9 @@ class ForecastModule(lightning.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[checkpoints.KEY] = checkpoints.contents(self.model_settings, self.recipe, self.data_paths)
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoints.check_fits(checkpoint, self.model_settings, self.recipe)
+
 
 def one_step(model: nn.Module, recipe: Recipe, state: Tensor, features: Tensor) -> Tensor:
     """The normalised fields one step later, from normalised ones   [B, V, nlat, nlon]
