@@ -36,21 +36,19 @@ class KeepLast(Checkpoint):
         if not isinstance(every_n_steps, int) or every_n_steps < 1:
             raise ValueError(f"every_n_steps counts optimizer steps, at least 1, got {every_n_steps!r}")
         self.path, self.every_n_steps = Path(folder).absolute() / LAST, every_n_steps
-        self.written_at = self.counted_from = self.stepped_to = -1
+        self.written_at = self.counted_from = -1
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        self.counted_from = self.stepped_to = trainer.global_step
+        self.counted_from = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: lightning.Trainer, module: lightning.LightningModule, outputs: Any, batch: Any, batch_index: int
     ) -> None:
-        stepped, self.stepped_to = trainer.global_step > self.stepped_to, trainer.global_step
-        if stepped and not _validation_follows(trainer):
+        if not _validation_follows(trainer):
             self._save_where_due(trainer)
 
     def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        between = trainer.fit_loop.epoch_loop._should_accumulate()
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and not between:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._save_where_due(trainer)
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
@@ -72,7 +70,8 @@ class KeepLast(Checkpoint):
     def _save_where_due(self, trainer: lightning.Trainer) -> None:
         ends = trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step
         due = trainer.global_step - self.counted_from >= self.every_n_steps
-        if (due or ends) and not _last_of_epoch(trainer):
+        between = trainer.fit_loop.epoch_loop._should_accumulate()
+        if (due or ends) and not between and not _last_of_epoch(trainer):
             self.save(trainer)
 
 
@@ -81,9 +80,18 @@ def _last_of_epoch(trainer: lightning.Trainer) -> bool:
 
 
 def _validation_follows(trainer: lightning.Trainer) -> bool:
-    # Lightning does not make up for a validation that was due right after a checkpoint.
-    fetcher = trainer.fit_loop._data_fetcher
-    return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+    """Whether one is due after this batch in a training that goes on.
+
+    Lightning does not make up for it after a checkpoint that was written before it. It also validates where a training
+    is told to stop; one that goes on from there knows nothing of that.
+    """
+    loop, fetcher, stops = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher, trainer.should_stop
+    assert fetcher is not None
+    trainer.should_stop = False
+    try:
+        return loop._should_check_val_fx(fetcher)
+    finally:
+        trainer.should_stop = stops
 
 
 class RandomState(lightning.Callback):

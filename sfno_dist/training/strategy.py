@@ -48,9 +48,7 @@ class GlobeStrategy(DDPStrategy):
         wrapped.register_comm_hook(self.mesh.data, summed_over_tiles)
         return wrapped
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
-    ) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         """``CheckpointError`` on every process where the one that writes could not."""
         problem = None
         try:

@@ -10,7 +10,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from small_archive import archive, everything
 
 from sfno_dist import ProcessMesh
-from sfno_dist.data.datamodule import WeatherDataModule
 from sfno_dist.training.checkpoint_io import VerifiedCheckpointIO
 from sfno_dist.training.resume import KeepLast, RandomState, find_checkpoint
 
@@ -53,6 +52,16 @@ class Kill(lightning.Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_index):
         if len(module.batches) == self.after:
             raise KilledError
+
+
+class Stop(lightning.Callback):
+    """Asks for an end after so many batches, as a time limit does."""
+
+    def __init__(self, after):
+        self.after = after
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_index):
+        trainer.should_stop = len(module.batches) == self.after
 
 
 def fit(folder, output, *, resume=None, kill=None, every=1, workers=0, callbacks=(), **options):
@@ -110,6 +119,7 @@ OPTIONS = {
     "accumulated": {"accumulate_grad_batches": 4},  # an epoch is one whole step and a shorter one
     "validated": {"val_check_interval": 2},
     "validated_between": {"accumulate_grad_batches": 4, "val_check_interval": 3},
+    "pairs": {"accumulate_grad_batches": 2},
     "rarely": {"every": 4},
     "rarely_validated": {"check_val_every_n_epoch": 2, "every": 5},
 }
@@ -136,4 +146,25 @@ def test_a_killed_training_ends_as_one_that_was_not(folder, tmp_path, whole, kin
         fit(folder, tmp_path, kill=kill, **OPTIONS[kind])
     batches, resumed_end = fit(folder, tmp_path, resume="auto", **OPTIONS[kind])
     assert batches == expected[-len(batches) :]
+    assert_same(resumed_end, end)
+
+
+@pytest.mark.parametrize("stop", [8, 10, 12])
+@pytest.mark.parametrize("by", ["asking", "max_steps"])
+def test_a_training_that_was_told_to_stop_goes_on_from_its_last_step(folder, tmp_path, whole, stop, by):
+    options = {"callbacks": [Stop(stop)]} if by == "asking" else {"max_steps": stop // 2}  # a step takes 2 batches
+    fit(folder, tmp_path, every=100, **OPTIONS["pairs"], **options)
+    batches, resumed_end = fit(folder, tmp_path, resume="auto", **OPTIONS["pairs"])
+    expected, end = whole("pairs")
+    assert batches == expected[stop:]
+    assert_same(resumed_end, end)
+
+
+@pytest.mark.parametrize("kill", [4, 8])
+def test_workers_change_nothing(folder, tmp_path, whole, kill):
+    expected, end = whole("rarely")
+    with pytest.raises(KilledError):
+        fit(folder, tmp_path, kill=kill, every=3, workers=2)
+    batches, resumed_end = fit(folder, tmp_path, resume="auto", workers=2)
+    assert batches == expected[3 * (kill // 3) :]
     assert_same(resumed_end, end)
