@@ -169,18 +169,15 @@ def find_checkpoint(resume: str | None, output: str | Path, mesh: ProcessMesh) -
 
 
 def _choose(resume: str | None, output: Path) -> Path | None:
-    if resume is None:
+    wanted = output / "checkpoints" / LAST if resume in (None, "auto") else Path(resume)
+    before = wanted.with_name(PREVIOUS)
+    if resume is None or (resume == "auto" and not wanted.exists() and not before.exists()):
         foreign = sorted(output.glob("hpc_ckpt_*"))
         if foreign:
             raise CheckpointError(
                 f"{foreign[-1]}: Lightning would go on from this checkpoint unasked; name it with resume=PATH, or "
                 f"move it out of the folder"
             )
-        return None
-    wanted = output / "checkpoints" / LAST if resume == "auto" else Path(resume)
-    before = wanted.with_name(PREVIOUS)
-    if resume == "auto" and not wanted.exists() and not before.exists():
-        logger.info("no checkpoint in %s yet: the training starts from the beginning", wanted.parent)
         return None
     problem = _problem(wanted)
     if problem is None:
