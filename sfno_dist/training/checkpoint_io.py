@@ -34,7 +34,7 @@ class VerifiedCheckpointIO(TorchCheckpointIO):
         path = Path(path).absolute()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            for leftover in path.parent.glob(f".{path.name}.*.partial"):  # of processes killed while they wrote
+            for leftover in path.parent.glob(".*.ckpt.*.partial"):  # of processes killed while they wrote
                 leftover.unlink(missing_ok=True)
             with whole_or_nothing(path, overwrite=True) as partial:
                 _write(checkpoint, partial)

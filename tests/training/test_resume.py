@@ -108,11 +108,15 @@ def assert_same(one, other):
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("archive")
+def small_archive_in(folder):
+    folder.mkdir(exist_ok=True)
     archive(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return small_archive_in(tmp_path_factory.mktemp("archive"))
 
 
 OPTIONS = {
