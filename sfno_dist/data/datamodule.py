@@ -271,6 +271,8 @@ class WeatherDataModule(lightning.LightningDataModule):
             sampler=self.batches[split],
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
+            # Of its own: each pass over a loader draws one number, which a resumed training would draw too often.
+            generator=torch.Generator(),
         )
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -287,6 +289,7 @@ class WeatherDataModule(lightning.LightningDataModule):
         return self.batches["train"].state_dict(progress.processed)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on in the epoch, with samples as long as that epoch has them."""
         self._begin_stage("train", state_dict["epoch"])
         self.batches["train"].load_state_dict(state_dict)
 

@@ -15,11 +15,11 @@ def has_processes(mesh: ProcessMesh) -> bool:
     return mesh.size > 1 and dist.is_available() and dist.is_initialized()
 
 
-def raise_everywhere(problem: str | None, mesh: ProcessMesh) -> None:
-    """``DataError`` with the first problem of any process, on every process; all of them call this alike."""
+def raise_everywhere(problem: str | None, mesh: ProcessMesh, kind: type[Exception] = DataError) -> None:
+    """An error with the first problem of any process, on every process; all of them call this alike."""
     if not has_processes(mesh):
         if problem is not None:
-            raise DataError(problem)
+            raise kind(problem)
         return
     flag = torch.tensor([problem is not None], dtype=torch.int64)
     if int(sum_on_cpu(flag, mesh)) == 0:
@@ -28,4 +28,4 @@ def raise_everywhere(problem: str | None, mesh: ProcessMesh) -> None:
     replicas: list[str | None] = [None] * mesh.data
     dist.all_gather_object(replicas, problem, group=mesh.groups.replicas)
     dist.all_gather_object(everybody, replicas, group=mesh.groups.control)
-    raise DataError(next(text for replica in zip(*everybody, strict=True) for text in replica if text is not None))
+    raise kind(next(text for replica in zip(*everybody, strict=True) for text in replica if text is not None))

@@ -15,7 +15,7 @@ import xarray as xr
 
 from sfno_dist.data import DataError
 from sfno_dist.data.checks import check_file, unreadable
-from sfno_dist.data.names import quantity_of, level_of
+from sfno_dist.data.names import level_of, quantity_of
 from sfno_dist.geometry import Grid
 from sfno_dist.geometry.grid import SAME_POINT, GridError
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,7 +20,13 @@ from sfno_dist.geometry import Grid
 
 KEY = "sfno_dist"
 FORMAT = 2
+SPEED_ONLY = ("backend", "exchange")  # settings of a model that change nothing it computes
+SAME_STATISTICS = 1e-3  # of the spread: far above what a layout changes in their last digits
 MODEL_PREFIX = "model."  # of the model's weights in the module's state dict
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be written, read or used here. One line naming the file, and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +63,73 @@ def model_class(name: str) -> Callable[..., nn.Module]:
 
 
 def load(path: str | Path) -> LoadedCheckpoint:
-    """Reads a checkpoint of ours onto the CPU. ``DataError``, one line, for one that cannot be used."""
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path}: no such checkpoint file")
-    try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise DataError(f"{path}: not a readable checkpoint ({str(error).splitlines()[0][:120]})") from error
-    if not isinstance(stored, dict) or KEY not in stored:
-        raise DataError(f"{path}: not a checkpoint of sfno_dist (it has no {KEY!r} part); give one that train.py wrote")
+    """Reads a checkpoint of ours onto the CPU. ``CheckpointError``, one line, for one that cannot be used."""
+    stored = read(Path(path))
     ours = stored[KEY]
-    if ours["format"] != FORMAT:
-        raise DataError(f"{path}: checkpoint format {ours['format']}, this version reads {FORMAT}; upgrade sfno_dist")
     recipe = Recipe.from_dict(ours["recipe"])
     model = build_model(ours["model"], recipe)
     prefixed = stored["state_dict"].items()
     model.load_state_dict({k.removeprefix(MODEL_PREFIX): v for k, v in prefixed if k.startswith(MODEL_PREFIX)})
     return LoadedCheckpoint(model.eval(), recipe, ours["data_paths"])
+
+
+def read(path: Path) -> dict[str, Any]:
+    """All that a checkpoint of ours holds, on the CPU. ``CheckpointError`` for anything else."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such checkpoint file")
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path}: not a readable checkpoint ({str(error).splitlines()[0][:120]})") from error
+    check_format(stored, path)
+    return stored
+
+
+def check_format(stored: Any, path: str | Path) -> None:
+    """``CheckpointError`` where ``stored`` is not what this version of ``train.py`` writes."""
+    if not isinstance(stored, dict) or KEY not in stored:
+        raise CheckpointError(
+            f"{path}: not a checkpoint of sfno_dist (it has no {KEY!r} part); give one that train.py wrote"
+        )
+    found = stored[KEY]["format"]
+    if found != FORMAT:
+        raise CheckpointError(f"{path}: checkpoint format {found}, this version reads {FORMAT}; upgrade sfno_dist")
+
+
+def check_fits(stored: dict[str, Any], model_settings: dict[str, Any], recipe: Recipe) -> None:
+    """``CheckpointError``, the same on every process, where a training with these settings cannot go on from it."""
+    check_format(stored, "the checkpoint to go on from")
+    ours = stored[KEY]
+    defaults = {
+        name: p.default for name, p in inspect.signature(model_class(model_settings["name"])).parameters.items()
+    }
+    then, now = ({**defaults, **settings} for settings in (ours["model"], model_settings))
+    facts = _facts(recipe)
+    pairs = [(f"model.{name}", then.get(name), now.get(name)) for name in sorted(then.keys() | now.keys())]
+    pairs += [(f"data: {name}", ours["recipe"][name], facts[name]) for name in facts]
+    for name, was, is_now in pairs:
+        if was != is_now and name.removeprefix("model.") not in SPEED_ONLY:
+            raise CheckpointError(
+                f"{name} was {was} in the checkpoint and is {is_now} now, so the training cannot go on from it; use "
+                f"the same settings, or train from the start"
+            )
+    measured = ours["recipe"]["statistics"]
+    mean, std = measured["mean"].numpy(), measured["std"].numpy()
+    shift = np.abs(mean - recipe.statistics.mean) / std + np.abs(recipe.statistics.std / std - 1.0)  # [V]
+    if (shift > SAME_STATISTICS).any():
+        raise CheckpointError(
+            f"mean and spread of {recipe.variables[int(shift.argmax())]} over the training period are not those of "
+            f"the checkpoint, so the training cannot go on from it; use the same data and data.splits.train"
+        )
+
+
+def _facts(recipe: Recipe) -> dict[str, Any]:
+    """What of a recipe gives the model's channels their meaning, as ``Recipe.to_dict`` has it."""
+    lists = ("units", "features", "mask_channels", "sum_over_step")
+    return {
+        **{role: list(names) for role, names in asdict(recipe.roles).items()},
+        **{name: list(getattr(recipe, name)) for name in lists},
+        "grid": asdict(recipe.grid),
+        "step": asdict(recipe.step),
+        "fill": dict(recipe.fill),
+    }

@@ -129,6 +129,9 @@ class ForecastModule(lightning.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[checkpoints.KEY] = checkpoints.contents(self.model_settings, self.recipe, self.data_paths)
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoints.check_fits(checkpoint, self.model_settings, self.recipe)
+
 
 def warmup_cosine(steps: int, warmup_steps: int) -> Callable[[int], float]:
     """Factor on the learning rate: rising line over ``warmup_steps``, then half a cosine down to 0 at ``steps``."""

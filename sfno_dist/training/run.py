@@ -14,16 +14,17 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from omegaconf import DictConfig
 
-from sfno_dist.data import DataError
 from sfno_dist.data.datamodule import WeatherDataModule
 from sfno_dist.data.recipe import Recipe
 from sfno_dist.geometry import Grid
 from sfno_dist.mesh import ProcessMesh
 from sfno_dist.training.checkpoint import build_model, model_class
+from sfno_dist.training.checkpoint_io import VerifiedCheckpointIO
 from sfno_dist.training.config import ConfigError, arguments, build, refuse_unread
 from sfno_dist.training.launch import Processes
 from sfno_dist.training.module import ForecastModule
 from sfno_dist.training.plot import training_curves
+from sfno_dist.training.resume import RandomState, find_checkpoint
 from sfno_dist.training.strategy import GlobeStrategy
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ def train(config: DictConfig) -> dict[str, float]:
     data, module, trainer = assemble(config)
     weights = sum(p.numel() for p in module.parameters())
     logger.info("%s: %s, %d parameters; output in %s", config.name, data.summary, weights, config.paths.output)
-    trainer.fit(module, datamodule=data, ckpt_path=config.resume)
+    going_on_from = find_checkpoint(config.resume, config.paths.output, data.mesh)
+    trainer.fit(module, datamodule=data, ckpt_path=going_on_from)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     # A run that ends before its first validation has no best checkpoint: its last weights are scored.
     trainer.test(module, datamodule=data, ckpt_path="best" if _best(trainer) else None, verbose=False)
@@ -86,35 +88,21 @@ def build_trainer(config: DictConfig, mesh: ProcessMesh) -> lightning.Trainer:
     """On the processes of ``mesh``, which launch.py has started and joined."""
     processes = Processes.of(os.environ)
     placed: dict[str, Any] = {"devices": processes.per_node, "num_nodes": processes.nodes}
+    placed["plugins"] = [VerifiedCheckpointIO()]
     # Named, so that Lightning neither looks for a launcher of its own nor requeues jobs from within a signal.
     if mesh.size > 1:
         placed["strategy"] = GlobeStrategy(mesh, cluster_environment=TorchElasticEnvironment())
     else:
-        placed["plugins"] = [LightningEnvironment()]
+        placed["plugins"].append(LightningEnvironment())
     chosen = sorted({"strategy", "plugins"} & set(config.trainer))
     if chosen:
         raise ConfigError(f"trainer.{chosen[0]}: the mesh decides it; remove the setting and choose a mesh")
     callbacks = [build(part, f"callbacks.{name}") for name, part in config.callbacks.items()]
-    callbacks.append(KeepWhatWasTrained(f"{config.paths.output}/checkpoints/last.ckpt"))
+    callbacks.append(RandomState())
     loggers = [build(part, f"logger.{name}") for name, part in config.logger.items()]
     folder = config.paths.output
     settings = {**placed, "callbacks": callbacks, "logger": loggers, "default_root_dir": folder}
     return build(config.trainer, "trainer", **settings)
-
-
-class KeepWhatWasTrained(lightning.Callback):
-    """Writes a checkpoint when data that cannot be read end a training, so that it goes on once they are mended.
-
-    ``DataError`` comes to all processes at the same batch, so all of them write.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def on_exception(self, trainer: lightning.Trainer, module: lightning.LightningModule, error: BaseException) -> None:
-        if isinstance(error, DataError) and trainer.state.fn == "fit" and trainer.global_step > 0:
-            trainer.save_checkpoint(self.path)
-            logger.info("the training so far is in %s; go on with resume=%s", self.path, shlex.quote(self.path))
 
 
 def _quieten() -> None:
@@ -127,6 +115,7 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")
     # The DataModule resumes, not its loaders.
     warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # of a resumed run
 
 
 def _best(trainer: lightning.Trainer) -> str:

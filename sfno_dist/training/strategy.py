@@ -1,5 +1,6 @@
 """How gradients become one on a mesh: summed over the tiles of a globe, averaged over the data replicas."""
 
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -9,7 +10,9 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from sfno_dist.data.failure import raise_everywhere
 from sfno_dist.mesh import ProcessMesh
+from sfno_dist.training.checkpoint import CheckpointError
 
 
 class GlobeStrategy(DDPStrategy):
@@ -44,6 +47,16 @@ class GlobeStrategy(DDPStrategy):
         wrapped = DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), init_sync=False)
         wrapped.register_comm_hook(self.mesh.data, summed_over_tiles)
         return wrapped
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        """``CheckpointError`` on every process where the one that writes could not."""
+        problem = None
+        try:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+        except CheckpointError as error:
+            problem = str(error)
+        assert self.mesh is not None  # since setup
+        raise_everywhere(problem, self.mesh, CheckpointError)
 
 
 StrategyRegistry.register("globe", GlobeStrategy, "sums gradients over the tiles of a globe, averages over replicas")

@@ -18,7 +18,7 @@ from sfno_dist.training.checkpoint import build_model
 from sfno_dist.training.forecast import forecast, write
 from sfno_dist.training.losses import area_means, mean_loss
 from sfno_dist.training.module import ForecastModule
-from sfno_dist.training.run import KeepWhatWasTrained
+from sfno_dist.training.resume import KeepLast
 
 SHARES = torch.from_numpy(GRID.area_shares).float()
 
@@ -183,7 +183,7 @@ def test_data_that_turn_bad_stop_the_run_where_it_goes_on_once_they_are_mended(
 
     bad.reader.read = read_until_bad
     with pytest.raises(DataError, match=r"^a\.nc: t2m cannot be read \(input/output error\); copy the file again$"):
-        fit(bad, tmp_path, callbacks=[KeepWhatWasTrained(str(last))])
+        fit(bad, tmp_path, callbacks=[KeepLast(str(tmp_path), every_n_steps=100)])
     assert fit(data(folder, num_workers=workers), tmp_path, resume=last, callbacks=[]) == whole[bad_step:]
 
 
