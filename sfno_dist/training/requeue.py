@@ -21,6 +21,8 @@ import torch.distributed as dist
 
 logger = logging.getLogger(__name__)
 
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+
 
 class SaveAndRequeue(lightning.Callback):
     """On SIGUSR1 (the time limit is near) saves and requeues the job; on SIGTERM (it is being ended) saves and stops.
@@ -29,14 +31,21 @@ class SaveAndRequeue(lightning.Callback):
     with a checkpoint in ``path``. In the midst of a validation it is written so that the validation begins anew.
     Without SLURM both signals save and stop.
 
-    A signal counts from when the program blocks SIGUSR1, which ``train.py`` does before its first import; while it is
-    blocked it cannot end the workers that read data either.
+    SLURM sends a signal to every process of a step, the workers that read data too. Blocked signals wait and end
+    nobody: SIGUSR1 is blocked from the first line of ``train.py``, SIGTERM while there is something to save.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._handled = 0  # number of the signal that the handler saw
         self._agreement = Agreement()
+
+    def setup(self, trainer: lightning.Trainer, module: lightning.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the workers, started later, inherit it
+
+    def teardown(self, trainer: lightning.Trainer, module: lightning.LightningModule, stage: str) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
     def on_sanity_check_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         self._listen()
@@ -73,8 +82,8 @@ class SaveAndRequeue(lightning.Callback):
             self._stop(trainer, number, save=False)
 
     def _listen(self) -> None:
-        """Takes the place of Lightning's handlers, which exchange data between processes inside the handler."""
-        for number in (signal.SIGUSR1, signal.SIGTERM):
+        """For a signal that reaches a thread of some library; Lightning's handler would exchange data inside it."""
+        for number in SIGNALS:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -82,7 +91,7 @@ class SaveAndRequeue(lightning.Callback):
 
     def _received(self) -> int:
         """Number of the signal that this process has received, 0 for none."""
-        return max(self._handled, signal.SIGUSR1 if signal.SIGUSR1 in signal.sigpending() else 0)
+        return max([self._handled, *signal.sigpending().intersection(SIGNALS)])
 
     def _stop(self, trainer: lightning.Trainer, number: int, *, save: bool) -> None:
         if save:

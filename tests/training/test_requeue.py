@@ -1,5 +1,6 @@
 """A signal to save and requeue: what was done before and after it is what an undisturbed run does."""
 
+import multiprocessing
 import os
 import signal
 import time
@@ -11,14 +12,14 @@ import torch
 from distributed.ranks import run_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
-from sfno_dist.training.requeue import Agreement, SaveAndRequeue
+from sfno_dist.training.requeue import SIGNALS, Agreement, SaveAndRequeue
 
 EPOCH = [f"train {n}" for n in range(4)] + [f"validate {n}" for n in range(3)] + ["end"]
 SANITY = ["validate 0"]
 
 
 class Diary(lightning.LightningModule):
-    """Writes down what it is asked to do, and sends itself a signal during one of the entries."""
+    """Writes down what it is asked to do, and during one of the entries sends itself and its workers a signal."""
 
     def __init__(self, when: str = "", number: int = signal.SIGUSR1) -> None:
         super().__init__()
@@ -29,7 +30,8 @@ class Diary(lightning.LightningModule):
     def write(self, entry: str) -> None:
         self.entries.append(entry)
         if f"{self.current_epoch} {entry}" == self.when and not self.trainer.sanity_checking:
-            os.kill(os.getpid(), self.number)
+            for process in [os.getpid(), *(child.pid for child in multiprocessing.active_children())]:
+                os.kill(process, self.number)  # as SLURM does
 
     def training_step(self, batch, index):
         self.write(f"train {index}")
@@ -50,14 +52,19 @@ class Diary(lightning.LightningModule):
 
 @pytest.fixture(autouse=True)
 def _signals_as_before():
-    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     yield
-    for number in before:  # what is still pending must not arrive
-        signal.signal(number, signal.SIG_IGN)
+    _forget_signals()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def _forget_signals() -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 @pytest.fixture
@@ -85,12 +92,12 @@ def trainer(path: Path) -> lightning.Trainer:
     )
 
 
-def loader(batches: int) -> DataLoader:
-    return DataLoader(TensorDataset(torch.ones(batches, 1)))
+def loader(batches: int, workers: int = 0) -> DataLoader:
+    return DataLoader(TensorDataset(torch.ones(batches, 1)), num_workers=workers)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("blocked", [False, True], ids=["handled", "blocked"])
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     ("when", "done"),
     [
@@ -101,19 +108,16 @@ def loader(batches: int) -> DataLoader:
         ("1 validate 2", 15),
     ],
 )
-def test_resumed_run_does_the_rest(tmp_path, scontrol, when, done, blocked):
-    if blocked:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+def test_resumed_run_does_the_rest(tmp_path, scontrol, when, done, workers):
     path = tmp_path / "last.ckpt"
     first = Diary(when)
     with pytest.raises(SystemExit) as stop:
-        trainer(path).fit(first, loader(4), loader(3))
+        trainer(path).fit(first, loader(4, workers), loader(3, workers))
     assert first.entries == (SANITY + 2 * EPOCH)[: done + 1]
     assert stop.value.code == 0
     assert scontrol.read_text() == "requeue 37\n"
 
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a new process has nothing pending
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+    _forget_signals()  # a new process has nothing pending
     second = Diary()
     again = trainer(path)
     again.fit(second, loader(4), loader(3), ckpt_path=path)
@@ -124,11 +128,12 @@ def test_resumed_run_does_the_rest(tmp_path, scontrol, when, done, blocked):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_sigterm_saves_and_does_not_requeue(tmp_path, scontrol):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_sigterm_saves_and_does_not_requeue(tmp_path, scontrol, workers):
     path = tmp_path / "last.ckpt"
     module = Diary("1 train 2", signal.SIGTERM)
     with pytest.raises(SystemExit) as stop:
-        trainer(path).fit(module, loader(4), loader(3))
+        trainer(path).fit(module, loader(4, workers), loader(3, workers))
     assert stop.value.code == 128 + signal.SIGTERM
     assert torch.load(path, weights_only=False)["global_step"] == 7
     assert not scontrol.exists()
