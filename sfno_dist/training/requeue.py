@@ -6,7 +6,9 @@ Python runs, so the processes first agree, at the end of a batch, and then all s
 
 from __future__ import annotations
 
+import atexit
 import logging
+import multiprocessing
 import os
 import shlex
 import signal
@@ -43,9 +45,13 @@ class SaveAndRequeue(lightning.Callback):
     def setup(self, trainer: lightning.Trainer, module: lightning.LightningModule, stage: str) -> None:
         if stage == "fit":
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # the workers, started later, inherit it
+            atexit.register(_end_workers)
 
     def teardown(self, trainer: lightning.Trainer, module: lightning.LightningModule, stage: str) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+    def on_exception(self, trainer: lightning.Trainer, module: lightning.LightningModule, error: BaseException) -> None:
+        _end_workers()
 
     def on_sanity_check_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         self._listen()
@@ -132,6 +138,15 @@ class Agreement:
         self._value = torch.tensor(value, dtype=torch.int64)
         self._work = dist.all_reduce(self._value, dist.ReduceOp.MAX, group=self._group, async_op=True)
         return agreed
+
+
+def _end_workers() -> None:
+    """At the end Python asks them with SIGTERM, which they do not hear, and would wait for ever."""
+    workers = multiprocessing.active_children()
+    if workers:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's raises an error for a worker that was killed
+    for worker in workers:
+        worker.kill()
 
 
 def _requeued(job: str) -> bool:

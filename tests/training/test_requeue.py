@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -30,8 +31,9 @@ class Diary(lightning.LightningModule):
     def write(self, entry: str) -> None:
         self.entries.append(entry)
         if f"{self.current_epoch} {entry}" == self.when and not self.trainer.sanity_checking:
-            for process in [os.getpid(), *(child.pid for child in multiprocessing.active_children())]:
-                os.kill(process, self.number)  # as SLURM does
+            processes = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
+            subprocess.run(["kill", f"-{int(self.number)}", *map(str, processes)], check=True)  # as SLURM does
+            time.sleep(0.3)  # a worker that died of it would be missed by now
 
     def training_step(self, batch, index):
         self.write(f"train {index}")
