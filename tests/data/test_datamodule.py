@@ -62,7 +62,7 @@ def test_a_tile_asks_for_its_own_rows_and_columns_alone(folder, path, monkeypatc
     read = SourceFile.read
 
     def spy(self, wanted, times, rows, columns, **options):
-        asked.add((wanted, tuple(rows), tuple(columns)))
+        asked.update((name, tuple(rows), tuple(columns)) for name in wanted)
         return read(self, wanted, times, rows, columns, **options)
 
     mesh = ProcessMesh.on_paper(1, 3, 2, rank=3)
