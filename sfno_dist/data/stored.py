@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 import zarr
 
-from sfno_dist.data.chunks import ZarrArray
+from sfno_dist.data.chunks import ZarrArray, inside
 from sfno_dist.data.errors import DataError
 from sfno_dist.data.layout import StoredLayout
 
@@ -53,21 +53,20 @@ class StoredArray:
 
         Where chunks of a zarr store do not exist they are NaN with ``may_miss``, else that is a ``DataError``.
         """
-        values = self._decoded(np.asarray(self._array[key]))
-        if self._on_disk is None:
-            return values
-        for name, box in self._on_disk.absent(key):
+        absent: list = []
+        if self._on_disk is not None and self._on_disk.coding is not None:
+            values = self._decoded(self._on_disk.read(key, absent))
+        else:
+            values = self._decoded(np.asarray(self._array[key]))
+            absent = self._on_disk.absent(key) if self._on_disk is not None else absent
+        for name, box in absent:
             if not may_miss:
                 raise DataError(
                     f"{self._path}: chunk {self._name}/{name} does not exist, so its values would be a constant; copy "
                     f"the store again, or write it with write_empty_chunks=True where they are that constant"
                 )
-            inside = [
-                slice(max(b.start - k.start, 0), max(min(b.stop, k.stop) - k.start, 0))
-                for b, k in zip(box, key, strict=True)
-            ]
             values = values.astype(np.result_type(values, np.float32), copy=False)
-            values[tuple(inside)] = np.nan
+            values[inside(box, key)] = np.nan
         return values
 
     def _decoded(self, values: np.ndarray) -> np.ndarray:
