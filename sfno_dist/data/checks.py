@@ -7,7 +7,7 @@ import fcntl
 import glob
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import netCDF4
@@ -164,20 +164,38 @@ def check_netcdf3_length(path: str) -> None:
         raise DataError(f"{path}: has {actual} bytes where its header promises {promised}; copy it again")
 
 
-def check_values(
-    values: np.ndarray, *, variable: str, times: np.ndarray, source: str, stored: str = "", may_miss: bool = False
-) -> None:
-    """``DataError`` for NaN (unless it ``may_miss`` values), infinite or never-written values.
+def check_fields(
+    values: np.ndarray,
+    variables: Sequence[str],
+    *,
+    times: np.ndarray,
+    source: str,
+    stored_as: Callable[[str], str],
+    may_miss: Collection[str] = (),
+) -> tuple[np.ndarray, np.ndarray]:
+    """(lowest, highest) of each variable [V], NaN aside; ``DataError`` for what is no value of a field.
 
-    ``values`` [..., H, W] are those read at ``times``; with ``may_miss`` never-written ones become NaN in place.
-    ``stored`` is the type they have in the file.
+    ``values`` [T, V, H, W] are those read at ``times``. NaN (but in ``may_miss``), infinite and never-written values
+    are errors; in ``may_miss`` never-written ones become NaN in place. ``stored_as`` gives a variable's type in the
+    file.
     """
     if values.size == 0:
-        return
+        return np.full(len(variables), np.nan), np.full(len(variables), np.nan)
     # Over good data these two passes are all: NaN and infinities make the comparison false.
-    lowest, highest = float(values.min()), float(values.max())
-    if -LARGEST < lowest <= highest < LARGEST:
-        return
+    lowest, highest = values.min(axis=(0, 2, 3)), values.max(axis=(0, 2, 3))
+    good = (lowest > -LARGEST) & (highest < LARGEST)
+    for number in np.flatnonzero(~good).tolist():
+        name, mine = variables[number], values[:, number]
+        known = np.fmin.reduce(mine, axis=None), np.fmax.reduce(mine, axis=None)
+        if name not in may_miss or not (-LARGEST < known[0] <= known[1] < LARGEST):
+            _refuse(mine, name, times=times, source=source, stored=stored_as(name), may_miss=name in may_miss)
+            known = np.fmin.reduce(mine, axis=None), np.fmax.reduce(mine, axis=None)
+        lowest[number], highest[number] = known
+    return lowest, highest
+
+
+def _refuse(values: np.ndarray, variable: str, *, times: np.ndarray, source: str, stored: str, may_miss: bool) -> None:
+    """``DataError`` naming what is wrong with values   [T, H, W]; never-written ones that may be become NaN."""
     unwritten = np.abs(values) >= 0.99 * DEFAULT_FILL
     unwritten &= np.isfinite(values)
     if may_miss:

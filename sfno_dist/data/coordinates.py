@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import xarray as xr
 
 from sfno_dist.data.errors import DataError
 from sfno_dist.data.units import meaning
+from sfno_dist.geometry import Grid
 
 HORIZONTAL = {
     "lat": ("latitude", ("lat", "latitude", "y"), "Y", ("degrees_north", "degree_north", "degrees_n", "degree_n")),
@@ -131,3 +134,36 @@ def pressures(coordinate: xr.DataArray) -> tuple[float, ...]:
 def is_member(dataset: xr.Dataset, dim: str) -> bool:
     told = dim in dataset.variables and dataset[dim].attrs.get("standard_name") == "realization"
     return told or dim.lower() in MEMBERS
+
+
+@lru_cache(maxsize=16)
+def canonical_axes(
+    latitudes: bytes, longitudes: bytes
+) -> tuple[Grid, np.ndarray, np.ndarray, np.ndarray, list[tuple[int, int]]]:
+    """(grid, rows, columns, latitudes north to south, pairs of columns of one meridian) of a file's points."""
+    lat, lon = (np.frombuffer(x, np.float64) for x in (latitudes, longitudes))
+    kept, seam = _distinct(lon)
+    grid = Grid.from_coordinates(lat, lon[kept])
+    rows = np.argsort(-lat)
+    spacing = 360.0 / grid.nlon
+    places = np.round((lon[kept] - grid.first_longitude) / spacing).astype(int) % grid.nlon
+    return grid, rows, kept[np.argsort(places)], lat[rows], seam
+
+
+def _distinct(lon: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """Columns without those that come round to a meridian again, and (column, its repetition)."""
+    if lon.size < 3 or not np.all(np.isfinite(lon)):
+        return np.arange(lon.size), []
+    steps = np.abs(np.diff(lon))
+    near = 0.1 * float(np.median(steps))
+    kept: list[int] = list(range(lon.size))
+    seam = []
+    # Only columns a whole turn apart: others that come twice make no grid, which Grid says.
+    while len(kept) > 2 and abs(lon[kept[-1]] - lon[kept[0]]) > 360.0 - near:
+        last = kept.pop()
+        turn = np.abs(np.abs(lon[last] - lon[kept]) - 360.0)
+        if turn.min() > near:
+            kept.append(last)
+            break
+        seam.append((kept[int(turn.argmin())], last))
+    return np.array(kept), seam

@@ -16,6 +16,7 @@ from sfno_dist.data.cache import StatisticsCache
 from sfno_dist.data.curriculum import Curriculum
 from sfno_dist.data.errors import DataError
 from sfno_dist.data.failure import has_processes, raise_everywhere
+from sfno_dist.data.ledger import LEDGER
 from sfno_dist.data.recipe import MAPS, Recipe, Roles, check_features, check_options
 from sfno_dist.data.regrid import static_on_tile
 from sfno_dist.data.sampler import GlobalBatches
@@ -273,6 +274,7 @@ class WeatherDataModule(lightning.LightningDataModule):
             persistent_workers=self.num_workers > 0,
             # Of its own: each pass over a loader draws one number, which a resumed training would draw too often.
             generator=torch.Generator(),
+            worker_init_fn=LEDGER.of_workers(self.num_workers) if self.num_workers else None,
         )
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

@@ -40,6 +40,7 @@ class OpenFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self._arrays: dict[str, StoredArray] = {}
+        self.plans: dict[tuple, Any] = {}  # what sources keep as long as the file stays as it is
         self.file: Any  # netCDF4.Dataset or zarr.Group
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of fill values that do not fit the packed type: such files are common

@@ -76,7 +76,7 @@ def report(
     """Tables of grid, times, variables and reads as plain text; ``DataError`` for what ``open_dataset`` refuses."""
     sources = open_sources(paths, member=member)
     names = list(variables or every_field(sources))
-    dataset = dataset_of(sources, names, missing=missing)
+    dataset, _ = dataset_of(sources, names, missing=missing)
     reads = tile_reads(dataset, mesh)
     return "\n\n".join(
         (

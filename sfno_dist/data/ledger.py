@@ -54,19 +54,23 @@ class ReadLedger:
         self._reading = True
         self._lock = threading.Lock()
 
-    def read(self, array: StoredArray, key: tuple[slice, ...], *, path: str, name: str) -> np.ndarray:
-        """``array.read(key)``, noted as a read of the array ``name`` in the file ``path``."""
+    def read(
+        self, array: StoredArray, key: tuple[slice, ...], *, path: str, name: str, wanted: int, may_miss: bool = False
+    ) -> np.ndarray:
+        """``array.read(key)``, noted as a read of ``wanted`` values of the array ``name`` in the file ``path``."""
         layout = array.layout
-        asked, touched = layout.asked(key), layout.touched(key)
+        asked, touched = layout.itemsize * wanted, layout.touched(key)
         with self._lock:
-            entry = self.entries.setdefault((path, name), Reads(layout=layout))
+            entry = self.entries.get((path, name))
+            if entry is None:
+                entry = self.entries[path, name] = Reads(layout=layout)
             # A file may be written anew in another layout.
             entry.layout, entry.reads = layout, entry.reads + 1
             entry.asked, entry.touched = entry.asked + asked, entry.touched + touched
             if self._mirror is not None and self._reading:
                 self._mirror += (asked, touched, 1)
         if self._reading:
-            return array.read(key)
+            return array.read(key, may_miss=may_miss)
         return np.zeros([part.stop - part.start for part in key], np.float32)
 
     @property

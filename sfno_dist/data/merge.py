@@ -65,9 +65,10 @@ class Series:
         for s, i, other, j in bar:
             first, second = self.sources[s], self.sources[other]
             a, b = (
-                source.read(name, np.array([index]), rows, columns, may_miss=may_miss).astype(np.float64)
+                source.read([name], np.array([index]), rows, columns, may_miss=[name] * may_miss).fields[0, 0]
                 for source, index in ((first, i), (second, j))
             )
+            a, b = a.astype(np.float64), b.astype(np.float64)
             # Files packed one by one round the same value differently: by about 1/65000 of the range.
             known = a[np.isfinite(a)]
             spread = float(np.ptp(known)) if known.size else 0.0

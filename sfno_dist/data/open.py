@@ -14,6 +14,7 @@ from xarray.core import indexing
 from sfno_dist.data.accumulated import accumulation_hours
 from sfno_dist.data.checks import files
 from sfno_dist.data.errors import DataError, VariableMissingError
+from sfno_dist.data.fields import Fields
 from sfno_dist.data.merge import Series, common_times
 from sfno_dist.data.source import SourceFile
 from sfno_dist.data.units import same_units
@@ -48,7 +49,7 @@ def open_dataset(
     Raises ``DataError`` naming the file and the remedy; also later, where a value that is read is infinite, or missing
     in another variable, or where a file has changed since.
     """
-    return dataset_of(open_sources(paths, member=member), variables, missing=missing)
+    return dataset_of(open_sources(paths, member=member), variables, missing=missing)[0]
 
 
 def open_sources(
@@ -63,30 +64,31 @@ def open_sources(
 
 def dataset_of(
     sources: list[SourceFile], variables: str | Sequence[str] | None = None, *, missing: Collection[str] = ()
-) -> xr.Dataset:
-    """``open_dataset`` of files whose headers have been read."""
+) -> tuple[xr.Dataset, Fields]:
+    """``open_dataset`` of files whose headers have been read, and the reader of its fields."""
     grid, member = _common_grid(sources), sources[0].member
     names = [variables] if isinstance(variables, str) else list(variables or _all_fields(sources))
-    _check_names(names, [missing] if isinstance(missing, str) else missing)
+    missing = (missing,) if isinstance(missing, str) else tuple(missing)
+    _check_names(names, missing)
     if member is not None and not any(field.member_dim for source in sources for field in source.fields.values()):
         raise DataError(f"{sources[0].path}: member={member} was asked for, but no file has ensemble members; drop it")
     holders = {name: _holders(sources, name) for name in names}
     _refuse_one_field_twice(holders)
-    may_miss = {name: name in missing for name in names}
     merged: dict[tuple[int, ...], Series] = {}
     series = {}
     for name in names:
         key = tuple(map(id, holders[name]))
         merged.setdefault(key, Series.of(holders[name]))
         series[name] = merged[key]
-        series[name].refuse_conflicts(name, may_miss=may_miss[name])
+        series[name].refuse_conflicts(name, may_miss=name in missing)
         holders[name][0].check_seam(name)
     times = common_times(series)
     complete = np.ones(len(times), bool)
+    reader = Fields(series, missing)
     fields = {}
     for name in names:
         complete &= series[name].complete(name)
-        lazy = indexing.LazilyIndexedArray(_Field(name, series[name], may_miss[name]))
+        lazy = indexing.LazilyIndexedArray(_Field(name, reader))
         fields[name] = (("time", "lat", "lon"), lazy, _common_attributes(holders[name], name, times))
     coordinates = {
         "time": ("time", times),
@@ -94,7 +96,7 @@ def dataset_of(
         "lon": ("lon", grid.longitudes_degrees, {"standard_name": "longitude", "units": "degrees_east"}),
         "complete": ("time", complete, {"long_name": "whether the files declare no variable missing"}),
     }
-    return xr.Dataset(fields, coordinates, {"grid": grid.kind})
+    return xr.Dataset(fields, coordinates, {"grid": grid.kind}), reader
 
 
 def open_static(
@@ -112,43 +114,29 @@ def open_static(
     field = source.variable(variable)
     source.check_seam(variable)
     coordinates = {"lat": source.latitudes[rows], "lon": source.grid.longitudes_degrees[columns]}
-    if source.dims["time"] in field.dims:
-        if source.times.size != 1:
-            raise DataError(f"{path}: {variable} has {source.times.size} times; give a field without time, or at one")
-        values = source.read(variable, np.array([0]), rows, columns)[0]
-    else:
-        values = source.read(variable, None, rows, columns)
+    in_time = source.dims["time"] in field.dims
+    if in_time and source.times.size != 1:
+        raise DataError(f"{path}: {variable} has {source.times.size} times; give a field without time, or at one")
+    values = source.read([variable], np.array([0]) if in_time else None, rows, columns).fields[0, 0]
     units = {"units": field.attributes.get("units", "")}
     return xr.DataArray(values, coordinates, ("lat", "lon"), variable, units)
 
 
 class _Field(BackendArray):
-    """A variable over all files; knows where each canonical time lies and reads just what is indexed."""
+    """A variable over all files, for xarray to index."""
 
-    def __init__(self, name: str, series: Series, may_miss: bool) -> None:
-        self.name, self.series, self.may_miss = name, series, may_miss
+    def __init__(self, name: str, fields: Fields) -> None:
+        self.name, self.fields = name, fields
+        series = fields.series[name]
         self.shape = (len(series.places), *series.sources[0].grid.shape)
         self.dtype = np.dtype(np.float32)
-        self._warned = False
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
 
     def _read(self, key: tuple) -> np.ndarray:
         times, rows, columns = (np.atleast_1d(np.arange(n)[part]) for n, part in zip(self.shape, key, strict=True))
-        values = np.empty((len(times), len(rows), len(columns)), np.float32)
-        files_of = self.series.places[times, 0]
-        for number in np.unique(files_of):
-            mine = np.flatnonzero(files_of == number)
-            indices = self.series.places[times[mine], 1]
-            source = self.series.sources[number]
-            read = source.read(self.name, indices, rows, columns, may_miss=self.may_miss)
-            if not self._warned:
-                self._warned = source.warn_implausible(self.name, read)
-            if len(mine) == len(times):
-                values = read
-            else:
-                values[mine] = read
+        values = self.fields.read([self.name], times, rows, columns)[:, 0]
         scalar = tuple(0 if isinstance(part, (int, np.integer)) else slice(None) for part in key)
         return values[scalar]
 

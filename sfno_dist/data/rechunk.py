@@ -51,7 +51,7 @@ def rechunk(
     target = Path(output)
     check_output(target)
     sources = open_sources(paths, member=member)
-    dataset = dataset_of(sources, list(variables or every_field(sources)), missing=missing)
+    dataset, _ = dataset_of(sources, list(variables or every_field(sources)), missing=missing)
     dataset = dataset.isel(time=np.flatnonzero(dataset["complete"].values)).drop_vars("complete")
     tiles = Decomposition(Grid.from_coordinates(dataset.lat.values, dataset.lon.values), mesh)
     chunks = tile_chunks(tiles.row_bounds, tiles.column_bounds)

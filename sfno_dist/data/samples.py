@@ -20,7 +20,8 @@ from torch.utils.data import Dataset, default_collate
 from sfno_dist.data.accumulated import check_accumulations
 from sfno_dist.data.calendars import as_gregorian, instants, time_text
 from sfno_dist.data.errors import DataError
-from sfno_dist.data.open import open_dataset
+from sfno_dist.data.fields import Fields
+from sfno_dist.data.open import dataset_of, open_sources
 from sfno_dist.data.recipe import Recipe
 from sfno_dist.data.sampler import Draw
 from sfno_dist.data.timeline import TimeStep
@@ -64,8 +65,18 @@ class FieldReader:
         return ", ".join(self.paths)
 
     @cached_property
+    def _opened(self) -> tuple[xr.Dataset, Fields]:
+        return dataset_of(open_sources(self.paths), self.variables, missing=self.missing)
+
+    @property
     def dataset(self) -> xr.Dataset:
-        return open_dataset(self.paths, self.variables, missing=self.missing)
+        return self._opened[0]
+
+    @cached_property
+    def _points(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rows and columns of the tile."""
+        rows, columns = self.tile.rows, self.tile.columns
+        return np.arange(rows.start, rows.stop), np.arange(columns.start, columns.stop)
 
     @cached_property
     def tile(self) -> Decomposition:
@@ -131,23 +142,31 @@ class FieldReader:
     def read(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         """The tile's fields at some times   [times, variables, H, W] float32"""
         indices = np.asarray(indices)
+        if not self._terms:
+            return self._values(self.variables, indices)
         fields = np.empty((len(indices), len(self.variables), *self.tile.tile_shape), np.float32)
+        single = [v for v, name in enumerate(self.variables) if name not in self._terms]
+        if single:
+            fields[:, single] = self._values([self.variables[v] for v in single], indices)
         for v, name in enumerate(self.variables):
-            if name not in self._terms:
-                fields[:, v] = self._values(name, indices)
-                continue
-            terms = self._terms[name][indices]
-            if (terms < 0).any():
-                lacking = self.times[indices[int(np.argmax((terms < 0).any(axis=1)))]]
-                raise DataError(
-                    f"{self.source}: {name} at {time_text(lacking)} is a sum over times that the data lack; start later"
-                )
-            needed = np.unique(terms)
-            fields[:, v] = self._values(name, needed)[np.searchsorted(needed, terms)].sum(axis=1, dtype=np.float64)
+            if name in self._terms:
+                fields[:, v] = self._summed(name, indices)
         return fields
 
-    def _values(self, name: str, indices: np.ndarray) -> np.ndarray:
-        return self.dataset.variables[name][indices, self.tile.rows, self.tile.columns].values
+    def _summed(self, name: str, indices: np.ndarray) -> np.ndarray:
+        terms = self._terms[name][indices]
+        if (terms < 0).any():
+            lacking = self.times[indices[int(np.argmax((terms < 0).any(axis=1)))]]
+            raise DataError(
+                f"{self.source}: {name} at {time_text(lacking)} is a sum over times that the data lack; start later"
+            )
+        needed = np.unique(terms)
+        values = self._values([name], needed)[:, 0]
+        return values[np.searchsorted(needed, terms)].sum(axis=1, dtype=np.float64)
+
+    def _values(self, names: Sequence[str], indices: np.ndarray) -> np.ndarray:
+        """[times, variables, H, W] float32"""
+        return self._opened[1].read(names, indices, *self._points)
 
     def __call__(self, index: int) -> np.ndarray:
         """The tile's fields at one time   [variables, H, W] float32"""

@@ -6,28 +6,34 @@ what it learned from the file's header and no handle, so it may be pickled, fork
 
 from __future__ import annotations
 
-import itertools
 import warnings
 import weakref
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
 
 from sfno_dist.data import anemoi, makani, plain
+from sfno_dist.data.blocks import BlockReader, Together, together
 from sfno_dist.data.calendars import calendar_of, instants
-from sfno_dist.data.checks import check_file, check_values, unreadable
+from sfno_dist.data.checks import check_fields, check_file, unreadable
 from sfno_dist.data.contents import Contents, StoredField
+from sfno_dist.data.coordinates import canonical_axes
 from sfno_dist.data.errors import DataError
-from sfno_dist.data.handles import open_files, stamp
-from sfno_dist.data.ledger import LEDGER
+from sfno_dist.data.handles import OpenFile, open_files, stamp
 from sfno_dist.data.names import find_variable, quantity_of
 from sfno_dist.data.units import implausible
-from sfno_dist.geometry import Grid, GridError
+from sfno_dist.geometry import GridError
 
-# More parts than this are read as one block and picked from it.
-MOST_PARTS = 3
+
+class Values(NamedTuple):
+    """``fields`` [times, variables, rows, columns] float32; ``lowest`` and ``highest`` [variables] of those not NaN."""
+
+    fields: np.ndarray
+    lowest: np.ndarray
+    highest: np.ndarray
 
 
 class SourceFile:
@@ -53,19 +59,21 @@ class SourceFile:
             raise unreadable(path, error) from error
         self.fields = contents.fields
         self._found: dict[str, tuple[str, int | None]] = {}
+        self._quantities: dict[str, tuple] = {}
         if like is not None and like.fields == contents.fields:
             self.fields, self._found = like.fields, like._found
-        self.dims, self._cell_dim, self._by_column = contents.dims, contents.cell_dim, contents.cells_by_column
+        self.dims = contents.dims
+        shape = (contents.latitudes.size, contents.longitudes.size)
+        self._blocks = BlockReader(path, contents.dims, shape, contents.cell_dim, contents.cells_by_column)
         self._absent, self.expver_ranks = contents.absent, contents.expver_ranks
         self.times, self._time_indices = contents.times, contents.time_indices
         self.instants, self.calendar = instants(self.times), calendar_of(self.times)
         try:
-            axes = _axes(contents.latitudes.tobytes(), contents.longitudes.tobytes())
+            axes = canonical_axes(contents.latitudes.tobytes(), contents.longitudes.tobytes())
         except GridError as error:
             raise DataError(f"{path}: {error}") from error
         # rows[r] and columns[j]: where canonical row r and column j lie in the file.
         self.grid, self.rows, self.columns, self.latitudes, self.seam = axes
-        self._shape_in_file = (contents.latitudes.size, contents.longitudes.size)
 
     def variable(self, wanted: str) -> StoredField:
         """The stored field of a wanted variable, at one level and member; ``DataError`` where it is not one field."""
@@ -115,118 +123,77 @@ class SourceFile:
         return self._absent.get(self.stored_name(wanted)[0], self._absent.get("", np.empty(0, np.int64)))
 
     def read(
-        self, wanted: str, times: np.ndarray | None, rows: np.ndarray, columns: np.ndarray, *, may_miss: bool = False
-    ) -> np.ndarray:
-        """Checked values at ``times`` of the file and canonical rows and columns   [times, rows, columns] float32
+        self,
+        wanted: Sequence[str],
+        times: np.ndarray | None,
+        rows: np.ndarray,
+        columns: np.ndarray,
+        *,
+        may_miss: Collection[str] = (),
+    ) -> Values:
+        """Checked values at ``times`` of the file and canonical rows and columns   [times, variables, rows, columns]
 
-        Without ``times`` a field without them   [rows, columns]. Values are NaN at times that the file declares
-        missing, and with ``may_miss`` wherever they are missing; else ``DataError``, as for a file that changed.
+        Of fields without time where ``times`` is None. Values are NaN at times that the file declares missing, and
+        of variables in ``may_miss`` wherever they are missing; else ``DataError``, as for a file that changed.
         """
-        field = self.variable(wanted)
-        places = np.arange(1) if times is None else np.atleast_1d(times)
-        absent = np.isin(places, self.absent_times(wanted)) if times is not None else np.zeros(1, bool)
-        if absent.any():
-            values = np.full((len(places), len(rows), len(columns)), np.nan, np.float32)
-            if not absent.all():
-                values[~absent] = self.read(wanted, places[~absent], rows, columns, may_miss=may_miss)
-            return values
-        in_time = self.dims["time"] in field.dims
-        stored = self._time_indices[places] if in_time else None
+        places = np.zeros(1, np.int64) if times is None else np.atleast_1d(times)
+        if times is None or not any(np.isin(places, self.absent_times(name)).any() for name in wanted):
+            return self._read_present(wanted, places, rows, columns, may_miss)
+        shape = (len(places), len(wanted), len(rows), len(columns))
+        found = Values(np.full(shape, np.nan, np.float32), np.full(len(wanted), np.nan), np.full(len(wanted), np.nan))
+        for number, name in enumerate(wanted):
+            present = np.flatnonzero(~np.isin(places, self.absent_times(name)))
+            if present.size:
+                one = self._read_present([name], places[present], rows, columns, may_miss)
+                found.fields[present, number] = one.fields[:, 0]
+                found.lowest[number], found.highest[number] = one.lowest[0], one.highest[0]
+        return found
+
+    def _read_present(self, wanted, places, rows, columns, may_miss) -> Values:
+        values = np.empty((len(places), len(wanted), len(rows), len(columns)), np.float32)
+        # None for fields without time
+        stored = self._time_indices[places] if self.dims["time"] and self.times.size else None
+        at_rows, at_columns = self.rows[rows], self.columns[columns]
+        what = ", ".join(wanted)
         try:
             now = stamp(self.path)
             if now != self._stamp:
                 raise DataError(f"{self.path}: has changed since it was opened; start again once it is written")
             with open_files.opened(self.path, now) as opened:
-                values = self._read(opened, field, stored, self.rows[rows], self.columns[columns], may_miss)
+                for part in self._plan(opened, tuple(wanted), may_miss):
+                    what = wanted[part.numbers[0]]
+                    in_time = stored if self.dims["time"] in part.field.dims else None
+                    self._blocks.fill(values, opened.array(part.field.array), part, (in_time, at_rows, at_columns))
         except DataError:
             raise
         except Exception as error:  # codecs and disks raise errors of many types
-            raise unreadable(self.path, error, wanted) from error
-        moments = self.times[places] if times is not None and self.times.size else np.empty(0)
-        check_values(
-            values, variable=wanted, times=moments if in_time else moments[:1], source=self.path,
-            stored=field.dtype, may_miss=may_miss,
+            raise unreadable(self.path, error, what) from error
+        checked = check_fields(
+            values, wanted, times=self.times[places] if stored is not None else self.times[:0], source=self.path,
+            stored_as=lambda name: self.fields[self.stored_name(name)[0]].dtype, may_miss=may_miss,
         )  # fmt: skip
-        return values if times is not None else values[0]
+        return Values(values, *checked)
 
-    def _read(self, opened, field, times, rows, columns, may_miss) -> np.ndarray:
-        """Values at indices of the file   [times, rows, columns] float32"""
-        if field.expver_dim is None:
-            return self._gather(opened, field, times, rows, columns, may_miss)
-        order = iter(field.expver_order)
-
-        def of(index: int) -> np.ndarray:
-            one = replace(field, fixed=(*field.fixed, (field.expver_dim, index)), expver_dim=None)
-            return self._gather(opened, one, times, rows, columns, True)
-
-        values = of(next(order))
-        for index in order:
-            gaps = np.isnan(values)
-            if gaps.any():
-                values[gaps] = of(index)[gaps]
-        return values
-
-    def _gather(self, opened, field, times, rows, columns, may_miss) -> np.ndarray:
-        """Joins the blocks of consecutive times, rows and columns that the indices make."""
-        array = opened.array(field.array)
-        in_time = np.zeros(1, np.int64) if times is None else times
-        wanted = ((in_time, None), (rows, MOST_PARTS), (columns, MOST_PARTS))
-        parts = [_parts(np.asarray(x, np.int64).tobytes(), most) for x, most in wanted]
-        values = np.empty((1 if times is None else len(times), len(rows), len(columns)), np.float32)
-        for (at_times, time, t), (at_rows, row, r), (at_columns, column, c) in itertools.product(*parts):
-            block = self._read_block(array, field, None if times is None else time, row, column, may_miss)
-            values[at_times, at_rows, at_columns] = block[t][:, r][:, :, c]
-        return values
-
-    def _read_block(self, array, field, times, rows, columns, may_miss) -> np.ndarray:
-        """The one place where values are read: one block of one array   [times, rows, columns], of the file's type"""
-        fixed = dict(field.fixed)
-        nlat, nlon = self._shape_in_file
-        by_dim = {self.dims["time"]: times} if times is not None else {}
-        if self._cell_dim is None:
-            by_dim |= {self.dims["lat"]: rows, self.dims["lon"]: columns}
-        else:
-            slow, length = (columns, nlat) if self._by_column else (rows, nlon)
-            by_dim[self._cell_dim] = slice(slow.start * length, slow.stop * length)
-        key = tuple(by_dim[d] if d in by_dim else slice(fixed[d], fixed[d] + 1) for d in field.dims)
-        block = LEDGER.read(array, key, path=self.path, name=field.array)
-        if array.on_disk is not None:
-            block = self._blank_absent_chunks(block, array.on_disk, field, key, may_miss)
-        rest = [axis for axis, d in enumerate(field.dims) if d not in by_dim]
-        axes = [field.dims.index(d) for d in by_dim]
-        values = block.transpose(*rest, *axes)
-        values = values.reshape(-1, *values.shape[len(rest) + (times is not None) :])
-        if self._cell_dim is None:
-            return values
-        if self._by_column:
-            return values.reshape(len(values), -1, nlat).transpose(0, 2, 1)[:, rows]
-        return values.reshape(len(values), -1, nlon)[:, :, columns]
-
-    def _blank_absent_chunks(self, values, on_disk, field, key, may_miss) -> np.ndarray:
-        """NaN where chunks of a zarr store do not exist, or ``DataError``."""
-        for name, box in on_disk.absent(key):
-            if not may_miss:
-                raise DataError(
-                    f"{self.path}: chunk {field.array}/{name} does not exist, so its values would be a constant; copy "
-                    f"the store again, or write it with write_empty_chunks=True where they are that constant"
-                )
-            inside = [
-                slice(max(b.start - k.start, 0), max(min(b.stop, k.stop) - k.start, 0))
-                for b, k in zip(box, key, strict=True)
-            ]
-            values = values.astype(np.result_type(values, np.float32), copy=values.base is not None)
-            values[tuple(inside)] = np.nan
-        return values
+    def _plan(self, opened: OpenFile, wanted: tuple[str, ...], may_miss: Collection[str]) -> list[Together]:
+        """What is read as one, kept as long as the file is open."""
+        key = (self.member, wanted, tuple(may_miss))
+        if key not in opened.plans:
+            fields = [(self.variable(name), name in may_miss) for name in wanted]
+            opened.plans[key] = together(fields, lambda field: opened.array(field.array).layout)
+        return opened.plans[key]
 
     def check_seam(self, wanted: str) -> None:
         """``DataError`` where columns that repeat a meridian differ from it, at the first time."""
         if not self.seam:
             return
-        field, rows = self.variable(wanted), self.rows
-        times = self._time_indices[:1] if self.dims["time"] in field.dims else None
+        times = self._time_indices[:1] if self.dims["time"] in self.variable(wanted).dims else None
         with open_files.opened(self.path) as opened:
+            (part,) = self._plan(opened, (wanted,), (wanted,))
             for kept, repeated in self.seam:
-                a, b = (self._read(opened, field, times, rows, np.array([x]), True) for x in (kept, repeated))
+                a, b = np.empty((2, 1, 1, self.rows.size, 1), np.float32)
+                for values, column in ((a, kept), (b, repeated)):
+                    at = (times, self.rows, np.array([column]))
+                    self._blocks.fill(values, opened.array(part.field.array), part, at)
                 if not np.allclose(
                     a, b, rtol=1e-4, atol=1e-4 * float(np.nanmax(np.abs(a), initial=0.0)), equal_nan=True
                 ):
@@ -235,24 +202,24 @@ class SourceFile:
                         f"longitude; mend the file or remove one of them"
                     )
 
-    def warn_implausible(self, wanted: str, values: np.ndarray) -> bool:
-        """Warns where values do not fit the units of a well-known variable; whether it did."""
-        if values.size == 0:
-            return False
+    def warn_implausible(self, wanted: str, low: float, high: float) -> bool:
+        """Warns where values ``low`` .. ``high`` do not fit the units of a well-known variable; whether it did."""
+        if wanted not in self._quantities:
+            self._quantities[wanted] = self._quantity(wanted)
+        quantity, units, level = self._quantities[wanted]
+        odd = implausible(quantity, units, low, high, level) if quantity is not None and low <= high else None
+        if odd:
+            warnings.warn(f"{self.path}: {wanted} has {odd}; check its units", stacklevel=2)
+        return odd is not None
+
+    def _quantity(self, wanted: str) -> tuple[str | None, str, float | None]:
+        """(short name of a well-known variable, units, level in hPa)."""
         name, index = self.stored_name(wanted)
         field = self.fields[name]
         level = field.levels[index or 0] if field.levels and (index is not None or not field.level_dim) else None
         base = name.rstrip("0123456789").rstrip("_") if quantity_of(name, {}) is None else name
         quantity = quantity_of(name, field.attributes) or quantity_of(base, {})
-        if quantity is None:
-            return False
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of slices that are all NaN
-            low, high = float(np.nanmin(values)), float(np.nanmax(values))
-        odd = implausible(quantity, str(field.attributes.get("units", "")), low, high, level)
-        if odd:
-            warnings.warn(f"{self.path}: {wanted} has {odd}; check its units", stacklevel=2)
-        return odd is not None
+        return quantity, str(field.attributes.get("units", "")), level
 
 
 def _contents(dataset: xr.Dataset, path: str) -> Contents:
@@ -261,63 +228,3 @@ def _contents(dataset: xr.Dataset, path: str) -> Contents:
     if makani.is_makani(dataset, path):
         return makani.read_contents(dataset, path)
     return plain.read_contents(dataset, path)
-
-
-@lru_cache(maxsize=16)
-def _axes(latitudes: bytes, longitudes: bytes):
-    """(grid, rows, columns, latitudes north to south, pairs of columns of one meridian) of a file's points."""
-    lat, lon = (np.frombuffer(x, np.float64) for x in (latitudes, longitudes))
-    kept, seam = _distinct(lon)
-    grid = Grid.from_coordinates(lat, lon[kept])
-    rows = np.argsort(-lat)
-    spacing = 360.0 / grid.nlon
-    places = np.round((lon[kept] - grid.first_longitude) / spacing).astype(int) % grid.nlon
-    return grid, rows, kept[np.argsort(places)], lat[rows], seam
-
-
-def _distinct(lon: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Columns without those that come round to a meridian again, and (column, its repetition)."""
-    if lon.size < 3 or not np.all(np.isfinite(lon)):
-        return np.arange(lon.size), []
-    steps = np.abs(np.diff(lon))
-    near = 0.1 * float(np.median(steps))
-    kept: list[int] = list(range(lon.size))
-    seam = []
-    # Only columns a whole turn apart: others that come twice make no grid, which Grid says.
-    while len(kept) > 2 and abs(lon[kept[-1]] - lon[kept[0]]) > 360.0 - near:
-        last = kept.pop()
-        turn = np.abs(np.abs(lon[last] - lon[kept]) - 360.0)
-        if turn.min() > near:
-            kept.append(last)
-            break
-        seam.append((kept[int(turn.argmin())], last))
-    return np.array(kept), seam
-
-
-@lru_cache(maxsize=1024)
-def _parts(places: bytes, most: int | None) -> list[tuple]:
-    """(places among the indices, block in the file, which of the block) for runs of neighbouring indices."""
-    indices = np.frombuffer(places, np.int64)
-    if len(indices) == 0:
-        return []
-    steps = np.diff(indices)
-    near = np.abs(steps) == 1
-    turns = np.append(False, near[1:] & near[:-1] & (steps[1:] != steps[:-1]))[: len(steps)]
-    breaks = np.flatnonzero(~near | turns) + 1
-    runs = np.split(np.arange(len(indices)), breaks)
-    first, extent = int(indices.min()), int(np.ptp(indices)) + 1
-    # A whole ring that begins elsewhere is one block: two would each decompress the same chunks.
-    if most is not None and (len(runs) > most or (len(runs) > 1 and 2 * len(indices) > extent)):
-        return [(slice(None), slice(first, int(indices.max()) + 1), indices - first)]
-    parts = []
-    for run in runs:
-        part = indices[run]
-        backwards = len(part) > 1 and part[1] < part[0]
-        parts.append(
-            (
-                slice(int(run[0]), int(run[-1]) + 1),
-                slice(int(part.min()), int(part.max()) + 1),
-                slice(None, None, -1) if backwards else slice(None),
-            )
-        )
-    return parts

@@ -9,7 +9,8 @@ import numpy as np
 import xarray as xr
 import zarr
 
-from sfno_dist.data.chunks import ZarrArray
+from sfno_dist.data.chunks import ZarrArray, inside
+from sfno_dist.data.errors import DataError
 from sfno_dist.data.layout import StoredLayout
 
 CODES = ("_FillValue", "missing_value")
@@ -19,7 +20,7 @@ class StoredArray:
     """Its values are what xarray makes of them, without what xarray's lazy arrays cost at each read.
 
     ``described`` is the variable as it lies in the file, ``decoded`` the same as xarray decodes it: its type is that
-    of the values. ``layout`` is for the ledger; ``on_disk`` tells which chunks of a zarr array are there.
+    of the values. ``layout`` is for the ledger.
     """
 
     def __init__(
@@ -31,13 +32,13 @@ class StoredArray:
         path: str,
         name: str,
     ) -> None:
-        self._array, self.dtype = array, decoded.dtype
+        self._array, self.dtype, self._path, self._name = array, decoded.dtype, path, name
         self.layout = StoredLayout.of(decoded)
-        self.on_disk: ZarrArray | None = None
+        self._on_disk: ZarrArray | None = None
         if isinstance(array, netCDF4.Variable):
             array.set_auto_maskandscale(False)
         else:
-            self.on_disk = ZarrArray.of(path, name)
+            self._on_disk = ZarrArray.of(path, name)
         about, dtype = described.attrs, described.dtype
         other = {("i", "true"): "u", ("u", "false"): "i"}.get((dtype.kind, str(about.get("_Unsigned"))))
         self._signed_as = np.dtype(f"{other}{dtype.itemsize}") if other else None
@@ -47,9 +48,28 @@ class StoredArray:
             self._codes.add(np.asarray(about["_FillValue"], dtype).astype(self._signed_as)[()])
         self._scale, self._offset = (_number(about.get(name)) for name in ("scale_factor", "add_offset"))
 
-    def read(self, key: tuple[slice, ...]) -> np.ndarray:
-        """The values at one slice of step 1 along each dim."""
-        values = np.asarray(self._array[key])
+    def read(self, key: tuple[slice, ...], *, may_miss: bool = False) -> np.ndarray:
+        """The values at one slice of step 1 along each dim.
+
+        Where chunks of a zarr store do not exist they are NaN with ``may_miss``, else that is a ``DataError``.
+        """
+        absent: list = []
+        if self._on_disk is not None and self._on_disk.coding is not None:
+            values = self._decoded(self._on_disk.read(key, absent))
+        else:
+            values = self._decoded(np.asarray(self._array[key]))
+            absent = self._on_disk.absent(key) if self._on_disk is not None else absent
+        for name, box in absent:
+            if not may_miss:
+                raise DataError(
+                    f"{self._path}: chunk {self._name}/{name} does not exist, so its values would be a constant; copy "
+                    f"the store again, or write it with write_empty_chunks=True where they are that constant"
+                )
+            values = values.astype(np.result_type(values, np.float32), copy=False)
+            values[inside(box, key)] = np.nan
+        return values
+
+    def _decoded(self, values: np.ndarray) -> np.ndarray:
         if self._signed_as is not None:
             values = values.astype(self._signed_as)
         if self._codes or self._scale is not None or self._offset is not None:

@@ -11,6 +11,7 @@ from small_archive import GRID, LAND, SPLITS, archive, everything
 from sfno_dist import Decomposition, ProcessMesh
 from sfno_dist.data import DataError
 from sfno_dist.data.datamodule import WeatherDataModule
+from sfno_dist.data.ledger import LEDGER
 from sfno_dist.data.samples import FieldReader
 
 FIELDS = ("state", "features", "climatology", "valid")
@@ -62,7 +63,7 @@ def test_a_tile_asks_for_its_own_rows_and_columns_alone(folder, path, monkeypatc
     read = SourceFile.read
 
     def spy(self, wanted, times, rows, columns, **options):
-        asked.add((wanted, tuple(rows), tuple(columns)))
+        asked.update((name, tuple(rows), tuple(columns)) for name in wanted)
         return read(self, wanted, times, rows, columns, **options)
 
     mesh = ProcessMesh.on_paper(1, 3, 2, rank=3)
@@ -154,12 +155,15 @@ def test_the_trainer_lengthens_rollouts_between_epochs(folder, path):
 @pytest.mark.parametrize("kind", ["netcdf", "zarr"])
 def test_workers_give_the_same_batches_as_none(tmp_path, kind):
     path = archive(tmp_path, kind=kind)
-    batches = []
+    batches, counts = [], []
     for workers in (0, 2):
         data = everything(tmp_path, path, num_workers=workers)
         data.setup()
         data.reader.read([0])  # handles that the parent has used
+        LEDGER.clear()
         batches.append(all_batches(data))
+        counts.append(LEDGER.total)
+    assert counts[0] == counts[1] and counts[0].reads > 0
     for alone, worker in zip(*batches, strict=True):
         assert alone.keys() == worker.keys() and all(torch.equal(alone[name], worker[name]) for name in alone)
 

@@ -162,10 +162,10 @@ def test_a_file_that_changed_or_vanished_is_named(kind, tmp_path):
 def test_a_disk_error_while_reading_is_named(error, tmp_path, monkeypatch):
     data = open_dataset(write(make(), tmp_path))
 
-    def fails(*_):
+    def fails(*_, **__):
         raise error
 
-    monkeypatch.setattr("sfno_dist.data.source.SourceFile._read_block", fails)
+    monkeypatch.setattr("sfno_dist.data.stored.StoredArray.read", fails)
     with pytest.raises(DataError, match=r"a\.nc: t cannot be read"):
         data.t[1].load()
 
@@ -253,10 +253,10 @@ def test_opening_reads_no_fields(tmp_path, monkeypatch):
     for n in range(3):
         write(make(first=6 * n), tmp_path, str(n))
 
-    def fails(*_):
+    def fails(*_, **__):
         raise AssertionError("a field was read")
 
-    monkeypatch.setattr("sfno_dist.data.source.SourceFile._read_block", fails)
+    monkeypatch.setattr("sfno_dist.data.stored.StoredArray.read", fails)
     assert open_dataset(tmp_path / "*.nc").sizes["time"] == 18
 
 

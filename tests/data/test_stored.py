@@ -1,12 +1,17 @@
 """What is decoded from a file is what xarray decodes."""
 
+from pathlib import Path
+
 import netCDF4
+import numcodecs
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
 
 from sfno_dist import Grid
-from sfno_dist.data import open_dataset
+from sfno_dist.data import DataError, open_dataset
 
 GRID = Grid("equiangular", 7, 12)
 PACKED = {"scale_factor": 0.25, "add_offset": 280.0}
@@ -52,3 +57,67 @@ def test_values_are_those_that_xarray_decodes(name, tmp_path):
         assert np.isnan(expected).sum() == len(codes)
         got = open_dataset(path, ["a"], missing=["a"])["a"].values
         np.testing.assert_array_equal(got, expected.astype(np.float32))
+
+
+CODINGS = {
+    "format 2, blosc": {"zarr_format": 2, "compressors": numcodecs.Blosc("lz4", shuffle=1)},
+    "format 2, zlib": {"zarr_format": 2, "compressors": numcodecs.Zlib()},
+    "format 2, not compressed": {"zarr_format": 2, "compressors": None},
+    "format 2, first index fastest": {"zarr_format": 2, "order": "F"},
+    "format 2, big end first": {"zarr_format": 2, "dtype": ">f4"},
+    "format 2, filter": {"zarr_format": 2, "filters": [numcodecs.Delta("<f4")]},
+    "format 2, folders": {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}},
+    "format 3": {"zarr_format": 3},
+    "format 3, blosc": {"zarr_format": 3, "compressors": BloscCodec(cname="zstd")},
+    "format 3, gzip": {"zarr_format": 3, "compressors": GzipCodec()},
+    "format 3, not compressed": {"zarr_format": 3, "compressors": None},
+    "format 3, checksum": {"zarr_format": 3, "compressors": [ZstdCodec(), Crc32cCodec()]},
+    "format 3, transposed": {"zarr_format": 3, "filters": TransposeCodec(order=(2, 0, 1))},
+    "format 3, big end first": {"zarr_format": 3, "serializer": BytesCodec(endian="big")},
+    "format 3, names of format 2": {"zarr_format": 3, "chunk_key_encoding": {"name": "v2", "separator": "."}},
+    "format 3, shards": {"zarr_format": 3, "shards": (2, 8, 20)},
+}
+
+
+def store(folder: Path, **how) -> Path:
+    """Three times of noise, in chunks that fit neither the array nor tiles."""
+    path = folder / "a.zarr"
+    values = np.random.default_rng(0).standard_normal((3, *GRID.shape)).astype("f4")
+    group = zarr.open_group(path, mode="w", zarr_format=how["zarr_format"])
+    how = {"shape": values.shape, "dtype": "f4", "chunks": (2, 4, 5), **how}
+    how.pop("zarr_format")
+    axes = {"time": np.arange(3.0), "lat": GRID.latitudes_degrees, "lon": GRID.longitudes_degrees}
+    for name, dims, data, options in (
+        *((dim, (dim,), axis, {"shape": axis.shape, "dtype": "f8"}) for dim, axis in axes.items()),
+        ("a", tuple(axes), values, how),
+    ):
+        third = group.metadata.zarr_format == 3
+        array = group.create_array(name, **options, **({"dimension_names": dims} if third else {}))
+        array[:] = data
+        units = {"time": "hours since 2000-01-01", "lat": "degrees_north", "lon": "degrees_east"}
+        array.attrs.update({"units": units.get(name, "K")} | ({} if third else {"_ARRAY_DIMENSIONS": list(dims)}))
+    return path
+
+
+@pytest.mark.parametrize("name", CODINGS)
+def test_chunks_of_zarr_are_decoded_as_zarr_does(name, tmp_path):
+    path = store(tmp_path, **CODINGS[name])
+    expected = zarr.open_group(path, mode="r")["a"]
+    field = open_dataset(path, ["a"])["a"]
+    for part in (np.s_[:], np.s_[1:, 3:6, 4:11], np.s_[2, 6:, :1], np.s_[[0, 2], 2:, :]):
+        np.testing.assert_array_equal(field[part].values, np.asarray(expected[:])[part])
+
+
+@pytest.mark.parametrize("name", ["format 2, blosc", "format 3", "format 3, not compressed", "format 3, shards"])
+@pytest.mark.parametrize("damage", ["cut off", "scrambled", "empty"])
+def test_a_damaged_chunk_is_named(name, damage, tmp_path):
+    path = store(tmp_path, **CODINGS[name])
+    field = open_dataset(path, ["a"])["a"]
+    chunk = max((x for x in (path / "a").rglob("*") if x.is_file() and "json" not in x.name), key=str)
+    whole = chunk.read_bytes()
+    if damage == "scrambled" and "not compressed" in name:
+        pytest.skip("any bytes are numbers")
+    damaged = {"cut off": whole[: len(whole) // 2], "scrambled": whole[::-1], "empty": b""}
+    chunk.write_bytes(damaged[damage])
+    with pytest.raises(DataError, match=r"a\.zarr: a cannot be read \(.*damaged, copy it again"):
+        field.load()
