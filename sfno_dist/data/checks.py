@@ -196,7 +196,7 @@ def check_values(
             else:
                 remedy = (
                     f"mend the file, or name {variable} in the option 'missing' (data.fill of a training) to fill such "
-                    f"values"
+                    f"values" + " (NaN, fill codes and what lies outside valid_range)" * (kind == "NaN")
                 )
             raise DataError(
                 f"{source}: {variable}{' (stored as float16, largest value 65504)' * (stored == 'float16')} has "
