@@ -195,7 +195,12 @@ def _common_grid(sources: list[SourceFile]) -> Grid:
                 f"{source.path}: is on grid {source.grid}, {first.path} on {first.grid}; give files of one grid"
             )
         if source.times.size == 0:
-            raise DataError(f"{source.path}: has no time coordinate; fields without time are not samples")
+            what = (
+                f"its time axis {source.dims['time']} holds no time"
+                if source.dims["time"]
+                else "has no time coordinate"
+            )
+            raise DataError(f"{source.path}: {what}; fields without time are not samples")
         if source.calendar != first.calendar:
             raise DataError(
                 f"{source.path}: counts in the {source.calendar} calendar, {first.path} in {first.calendar}; give "

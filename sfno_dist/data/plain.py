@@ -9,7 +9,7 @@ import xarray as xr
 
 from sfno_dist.data.calendars import as_gregorian, decode_times
 from sfno_dist.data.contents import KEPT_ATTRIBUTES, Contents, StoredField
-from sfno_dist.data.coordinates import find_horizontal, find_time, is_member, pressures
+from sfno_dist.data.coordinates import find_horizontal, find_time, is_member, pressures, refuse_start_times
 from sfno_dist.data.errors import DataError
 
 
@@ -21,7 +21,10 @@ def read_contents(dataset: xr.Dataset, path: str) -> Contents:
     dims["time"] = None
     times = np.empty(0, "datetime64[ns]")
     if name is not None:
+        refuse_start_times(dataset, name, path)
         axis = dataset[name]
+        for dim in axis.dims[::-1]:  # valid_time of cfgrib lies on (time, step)
+            axis = axis.isel({dim: 0}) if axis.ndim > 1 and axis.sizes[dim] == 1 else axis
         dims["time"] = str(axis.dims[0]) if axis.ndim else None
         times = decode_times(np.atleast_1d(axis.values), axis.attrs, f"{path}: {name}")
     indices = _within_validity(times, dataset.attrs, path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 
@@ -33,7 +35,7 @@ def valid_limits(
     return min(ends) - abs(step) / 2, max(ends) + abs(step) / 2
 
 
-def _limit(attributes: dict, name: str, place: int, otherwise: float) -> np.generic | float:
+def _limit(attributes: dict, name: str, place: int, otherwise: float) -> Any:
     pair = np.ravel(attributes.get("valid_range", ()))
     value = np.ravel(attributes.get(name, pair[place : place + 1] if pair.size == 2 else ()))
     if value.size != 1 or value.dtype.kind not in "iuf" or value[0] != value[0]:

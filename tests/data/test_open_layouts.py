@@ -270,3 +270,53 @@ def test_grids_that_differ_by_rounding_are_one(tmp_path):
     irregular = [x.isel(latitude=slice(0, -1)) for x in (make(), rounded)]
     paths = [write(x, tmp_path, name) for x, name in zip(irregular, "ab", strict=True)]
     assert_right(open_dataset(paths))
+
+
+@pytest.mark.parametrize("kind", ["netcdf4", "netcdf3", "zarr2"])
+@pytest.mark.parametrize("form", ["{}", "{}Z"])
+def test_dates_written_out(kind, form, tmp_path):
+    """xarray joins the characters of netCDF-3."""
+    texts = [form.format(str(t)[:19]) for t in make().time.values]
+    data = make().assign_coords(time=("time", np.array(texts, dtype="S" if kind == "netcdf3" else object)))
+    assert_right(open_dataset(write(data, tmp_path, kind=kind)))
+
+
+@pytest.mark.parametrize("text", ["January", "2019-13-01", "20191230", "", "2019-12-30T06:00+02:00"])
+def test_text_that_is_no_date_is_named(text, tmp_path):
+    data = make().assign_coords(time=("time", np.array(["2019-12-30"] * 5 + [text], dtype=object)))
+    with pytest.raises(DataError, match=r"a\.nc: time holds text such as .*which is no date"):
+        open_dataset(write(data, tmp_path))
+
+
+@pytest.mark.parametrize("units", ["Hours Since 2019-12-30", "hours  since 2019-12-30 00:00:00 UTC"])
+def test_units_of_time_in_other_letters(units, tmp_path):
+    assert_right(open_dataset(write(make().assign_coords(time=("time", 6 * np.arange(6), {"units": units})), tmp_path)))
+
+
+@pytest.mark.parametrize("dtype", ["i2", "i4", "i8", "f4", "f8"])
+def test_times_never_written_are_named(dtype, tmp_path):
+    numbers = 6 * np.arange(6).astype(dtype)
+    numbers[2] = netCDF4.default_fillvals[dtype]
+    data = make().assign_coords(time=("time", numbers, {"units": "hours since 2019-12-30"}))
+    with pytest.raises(DataError, match=r"a\.nc: time: time number 2 is missing"):
+        open_dataset(write(data, tmp_path))
+    with pytest.raises(DataError, match=r"a\.nc: its time axis time holds no time"):
+        open_dataset(write(make().isel(time=slice(0, 0)), tmp_path))
+
+
+def forecast(hours, *, valid):
+    """6-hourly forecasts as cfgrib lays them out: for ``hours`` later than they start."""
+    start = ("time", make().time.values - np.timedelta64(hours, "h"), {"standard_name": "forecast_reference_time"})
+    data = make().expand_dims("step", 1).assign_coords(time=start, step=("step", [float(hours)], {"units": "hours"}))
+    return data.assign_coords(valid_time=(("time", "step"), make().time.values[:, None])) if valid else data
+
+
+@pytest.mark.parametrize("hours", [0, 6])
+def test_fields_of_forecasts_are_at_the_time_they_are_for(hours, tmp_path):
+    assert_right(open_dataset(write(forecast(hours, valid=True), tmp_path), ["t"]))
+    path = write(forecast(hours, valid=False), tmp_path)
+    if hours:
+        with pytest.raises(DataError, match=r"a\.nc: time is when forecasts start, and step is 6 hours"):
+            open_dataset(path, ["t"])
+    else:
+        assert_right(open_dataset(path, ["t"]))
