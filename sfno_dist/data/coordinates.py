@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import xarray as xr
 
@@ -130,6 +132,10 @@ def pressures(coordinate: xr.DataArray) -> tuple[float, ...]:
     if coordinate.dtype.kind not in "iuf" or coordinate.ndim > 1:
         return ()
     unit = str(coordinate.attrs.get("units", ""))
+    about = " ".join(str(coordinate.attrs.get(key, "")) for key in ("long_name", "standard_name")).lower()
+    counted = coordinate.size > 3 and np.array_equal(coordinate.values, np.arange(1, coordinate.size + 1))
+    if (counted and not unit) or re.search(r"model.level|hybrid|sigma", about):  # levels of a model, by number
+        return ()
     named = str(coordinate.name).lower().rstrip("0123456789_") in LEVELS
     pressure = coordinate.attrs.get("standard_name") == "air_pressure"
     values = np.atleast_1d(coordinate.values).astype(np.float64)

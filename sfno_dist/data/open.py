@@ -68,10 +68,12 @@ def dataset_of(
     grid, member = _common_grid(sources), sources[0].member
     names = [variables] if isinstance(variables, str) else list(variables or _all_fields(sources))
     _check_names(names, [missing] if isinstance(missing, str) else missing)
-    if member is not None and not any(field.member_dim for source in sources for field in source.fields.values()):
+    if member is not None and not any(field.members for source in sources for field in source.fields.values()):
         raise DataError(f"{sources[0].path}: member={member} was asked for, but no file has ensemble members; drop it")
     holders = {name: _holders(sources, name) for name in names}
     _refuse_one_field_twice(holders)
+    for name in names:
+        _refuse_other_members(name, holders[name])
     may_miss = {name: name in missing for name in names}
     merged: dict[tuple[int, ...], Series] = {}
     series = {}
@@ -169,6 +171,18 @@ def _refuse_one_field_twice(holders: dict[str, list[SourceFile]]) -> None:
         if key in seen:
             raise DataError(f"{source.path}: {seen[key]} and {name} are the same variable {key[1]}; name it once")
         seen[key] = name
+
+
+def _refuse_other_members(name: str, sources: list[SourceFile]) -> None:
+    """``DataError`` where the files of a variable would give different ensemble members."""
+    first, member = sources[0], sources[0].member_of(name)
+    for source in sources[1:]:
+        other = source.member_of(name) if source.fields is not first.fields else member
+        if member is None and first.member is None:
+            first, member = source, other
+        elif other != member and (source.member is not None or other is not None):
+            what = [f"holds member {x}" if x is not None else "tells of no ensemble members" for x in (other, member)]
+            raise DataError(f"{source.path}: {what[0]} of {name}, {first.path} {what[1]}; give files of one member")
 
 
 def _common_attributes(sources: list[SourceFile], name: str, times: np.ndarray) -> dict:

@@ -65,6 +65,8 @@ def _fields(dataset: xr.Dataset, dims: dict[str, str | None]) -> dict[str, Store
     found = {}
     scalars = [x for x in map(str, dataset.variables) if dataset[x].ndim == 0]
     lone = next((levels for x in scalars if (levels := pressures(dataset[x]))), ())
+    members = [x for x in scalars if is_member(dataset, x) and dataset[x].dtype.kind in "iu"]
+    lone_member = (int(dataset[members[0]]),) if members else ()
     levels_of = {str(d): pressures(dataset[d]) for d in dataset.dims if d in dataset.variables}
     members_of = {str(d): _member_numbers(dataset, str(d)) for d in dataset.dims if is_member(dataset, str(d))}
     for key, variable in dataset.variables.items():
@@ -83,7 +85,7 @@ def _fields(dataset: xr.Dataset, dims: dict[str, str | None]) -> dict[str, Store
             level_dim=level,
             levels=levels_of[level] if level else lone,
             member_dim=member,
-            members=members_of[member] if member else (),
+            members=members_of[member] if member else lone_member,
             expver_dim=expver,
             expver_order=tuple(_expver_order(dataset, expver)) if expver else (),
         )

@@ -320,3 +320,50 @@ def test_fields_of_forecasts_are_at_the_time_they_are_for(hours, tmp_path):
             open_dataset(path, ["t"])
     else:
         assert_right(open_dataset(path, ["t"]))
+
+
+def members(numbers, first=0):
+    """Member n is the atmosphere 100 K warmer for each number before it."""
+    stack = [make(first=first) + 100.0 * n for n in range(len(numbers))]
+    return xr.concat(stack, xr.DataArray(numbers, dims="number", name="number")).transpose("time", ...)
+
+
+def test_files_that_hold_other_members_are_refused(tmp_path):
+    both, lone, none = members([0, 1]), make(first=6).assign_coords(number=0), make(first=6)
+    a, b, c = (write(data, tmp_path, name) for data, name in ((both, "a"), (lone, "b"), (none, "c")))
+    single = write(members([1], first=6), tmp_path, "d")
+    assert open_dataset([a, b], ["t"], member=0).sizes["time"] == 12
+    assert open_dataset([b, c], ["t"]).sizes["time"] == 6  # of one of the two it is not told
+    for paths, member, words in (
+        ([a, b], 1, r"b\.nc: t has no member 1; its members are 0"),
+        ([a, c], 0, r"c\.nc: tells of no ensemble members of t, .*a\.nc holds member 0"),
+        ([b, single], None, r"d\.nc: holds member 1 of t, .*b\.nc holds member 0"),
+        ([c, b, single], None, r"d\.nc: holds member 1 of t, .*b\.nc holds member 0"),
+        ([write(members([1, 1]), tmp_path, "twice")], 1, r"twice\.nc: t has member 1 more than once"),
+    ):
+        with pytest.raises(DataError, match=words):
+            open_dataset(paths, ["t"], member=member)
+
+
+def on_levels(values, **attributes):
+    levels = xr.DataArray(values, dims="level", name="level", attrs=attributes)
+    return xr.concat([make() + 100.0 * n for n in range(len(values))], levels).transpose("time", ...)
+
+
+@pytest.mark.parametrize(
+    ("levels", "attributes"),
+    [
+        (range(1, 11), {}),
+        ([5, 10], {"long_name": "model_level_number"}),
+        ([5, 10], {"standard_name": "atmosphere_hybrid_sigma_pressure_coordinate"}),
+        ([5, 10], {"units": "m"}),
+    ],
+)
+def test_levels_of_models_are_no_pressures(levels, attributes, tmp_path):
+    with pytest.raises(DataError, match="no variable t10;"):
+        open_dataset(write(on_levels(levels, **attributes), tmp_path), ["t10"])
+
+
+def test_a_level_that_comes_twice_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"a\.nc: t has the level 500 hPa 2 times"):
+        open_dataset(write(on_levels([500, 500, 850], units="hPa"), tmp_path), ["t500"])
