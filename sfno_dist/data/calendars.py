@@ -6,15 +6,18 @@ datetime64 cannot hold, and years beyond its range are cftime dates, so that no 
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import cftime
+import netCDF4
 import numpy as np
 import xarray as xr
 
 from sfno_dist.data.errors import DataError
 
 GREGORIAN = ("standard", "gregorian", "proleptic_gregorian")
+ISO_8601 = re.compile(r"\d{4}-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?)?)?Z?")
 EPOCH = "microseconds since 1970-01-01"
 # Whole multiples of these are what times are rounded to, the finest that rounding errors of the file leave apart.
 ROUND_TO_SECONDS = (1, 60, 600, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400)
@@ -69,9 +72,13 @@ def decode_times(values: np.ndarray, attributes: dict, what: str) -> np.ndarray:
         return _checked(values, what)
     units, calendar = str(attributes.get("units", "none")), str(attributes.get("calendar", "standard")).lower()
     remedy = "write it as 'hours since ...'"
+    if values.dtype.kind in "SUOT":
+        return _from_text(values, what, remedy)
+    units = re.sub(r"\s+since\s+", " since ", units, flags=re.IGNORECASE)
     if " since " not in units or values.dtype.kind not in "iuf":
         raise DataError(f"{what} with units {units!r} is no time that can be decoded; {remedy}")
-    missing = np.flatnonzero(~np.isfinite(values.astype(np.float64)))
+    never_written = values == netCDF4.default_fillvals.get(values.dtype.str[1:], np.nan)
+    missing = np.flatnonzero(~np.isfinite(values.astype(np.float64)) | never_written)
     if missing.size:
         raise DataError(f"{what}: time number {missing[0]} is missing; remove it or mend the file")
     try:
@@ -84,6 +91,18 @@ def decode_times(values: np.ndarray, attributes: dict, what: str) -> np.ndarray:
     # Half of the distance between neighbouring numbers of the type that the file stores, in seconds.
     slack = 0.5 * float(np.spacing(np.abs(values).max())) * _seconds(units) if values.dtype.kind == "f" else 0.0
     return _rounded(_checked(times, what), max(slack, 0.4), what)
+
+
+def _from_text(values: np.ndarray, what: str, remedy: str) -> np.ndarray:
+    """Dates written out, such as 2019-12-30T06:00:00Z   [n] datetime64[ns]"""
+    texts = [(x.decode("ascii", "replace") if isinstance(x, bytes) else str(x)).strip("\0 ") for x in values.ravel()]
+    wrong = next((x for x in texts if not ISO_8601.fullmatch(x)), None)
+    try:
+        if wrong is None:
+            return _checked(np.array([x.removesuffix("Z") for x in texts], dtype="datetime64[ns]"), what)
+    except ValueError:  # such as 2019-13-01
+        wrong = texts[0]
+    raise DataError(f"{what} holds text such as {wrong!r}, which is no date like 2019-12-30T06:00:00; {remedy}")
 
 
 def _decoded(values: np.ndarray, units: str, calendar: str) -> np.ndarray:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import glob
+import json
 import os
+import stat
 import zipfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ from sfno_dist.data.netcdf3 import Header
 DEFAULT_FILL = float(netCDF4.default_fillvals["f4"])
 # No field of the atmosphere or ocean comes near; fill codes that files fail to declare (1e20, 1e34) lie beyond.
 LARGEST = 1e15
-ZARR_MARKERS = (".zgroup", ".zmetadata", ".zarray", "zarr.json")
+ZARR_MARKERS = (".zgroup", ".zmetadata", "zarr.json")
 HDF5_ERROR = -101  # netcdf.h, NC_EHDFERR: HDF5 failed and does not say why
 HDF5 = b"\x89HDF\r\n\x1a\n"
 SIGNATURES = {
@@ -42,7 +44,10 @@ def files(paths: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
         if "://" in text:
             raise DataError(f"{text}: remote stores are not read; copy the files to a disk and name them there")
         # A name is taken as it stands before its brackets are read as a pattern.
-        matches = [text] if os.path.exists(text) else sorted(glob.glob(text, recursive=True))
+        matches = [text] if os.path.lexists(text) else sorted(glob.glob(text, recursive=True))
+        folder, name = os.path.split(text)
+        if not matches and os.path.isdir(folder):
+            matches = sorted(glob.glob(os.path.join(glob.escape(folder), name)))
         if not matches:
             raise DataError(f"{text}: no such file, seen from {Path.cwd()}; check the path")
         found += matches
@@ -59,6 +64,8 @@ def check_file(path: str) -> None:
     try:
         if os.path.isdir(path):
             _check_folder(path)
+        elif not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for, for ever
+            raise DataError(f"{path}: a pipe, socket or device; write its data to a file and name that")
         else:
             _check_start(path)
     except OSError as error:
@@ -97,13 +104,24 @@ def _is_locked(path: str) -> bool:
 
 def _check_folder(path: str) -> None:
     names = os.listdir(path)
-    if any(marker in names for marker in ZARR_MARKERS[:2] + ZARR_MARKERS[3:]):
-        return
-    if ".zarray" in names:
+    if ".zarray" in names or _is_array(os.path.join(path, "zarr.json")):
         raise DataError(f"{path}: a single zarr array; name the zarr group that holds it, {os.path.dirname(path)}")
+    if any(marker in names for marker in ZARR_MARKERS):
+        return
     held = [name for name in sorted(names) if name.endswith((".nc", ".nc4", ".h5", ".hdf5", ".zarr"))]
     hint = f"; to read the files in it, name {os.path.join(path, '*' + os.path.splitext(held[0])[1])}" if held else ""
     raise DataError(f"{path}: a folder that is no zarr group (none of .zgroup, .zmetadata, zarr.json in it){hint}")
+
+
+def _is_array(description: str) -> bool:
+    """Whether the zarr.json (format 3) of a folder is that of an array."""
+    if not os.path.exists(description):
+        return False
+    with open(description, "rb") as file:
+        try:
+            return json.load(file).get("node_type") == "array"
+        except (ValueError, AttributeError):
+            return False  # of a damaged one zarr tells more
 
 
 def _check_start(path: str) -> None:
@@ -214,7 +232,7 @@ def _refuse(values: np.ndarray, variable: str, *, times: np.ndarray, source: str
             else:
                 remedy = (
                     f"mend the file, or name {variable} in the option 'missing' (data.fill of a training) to fill such "
-                    f"values"
+                    f"values" + " (NaN, fill codes and what lies outside valid_range)" * (kind == "NaN")
                 )
             raise DataError(
                 f"{source}: {variable}{' (stored as float16, largest value 65504)' * (stored == 'float16')} has "

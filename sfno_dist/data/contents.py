@@ -15,7 +15,8 @@ class StoredField:
     """A variable and where it lies: in ``array`` with ``dims``, at one index of the dims that ``fixed`` names.
 
     ``level_dim`` runs over ``levels`` (hPa); without it the one level lies beside the variable. ``member_dim`` runs
-    over ``members``. ``expver_order`` gives the indices along ``expver_dim``, the one that counts first.
+    over ``members``; without it the one member, if told, lies beside the variable. ``expver_order`` gives the
+    indices along ``expver_dim``, the one that counts first.
     """
 
     array: str

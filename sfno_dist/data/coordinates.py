@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 import numpy as np
@@ -16,6 +17,7 @@ HORIZONTAL = {
     "lon": ("longitude", ("lon", "longitude", "x"), "X", ("degrees_east", "degree_east", "degrees_e", "degree_e")),
 }
 TIMES = ("time", "valid_time", "datetime", "date", "timestamp")
+LEADS = ("step", "lead_time", "leadtime", "prediction_timedelta", "forecast_period")
 LEVELS = ("level", "pressure_level", "isobaricinhpa", "plev", "lev", "pressure", "isobaric")
 MEMBERS = ("number", "member", "member_id", "ensemble", "ensemble_member", "realization", "realisation", "ens")
 
@@ -91,11 +93,11 @@ def _separated(dataset: xr.Dataset, lat: str, lon: str, path: str) -> dict[str, 
 
 
 def find_time(dataset: xr.Dataset) -> str | None:
-    """Name of the time coordinate, of one dimension or a single time; the time of validity before that of a start."""
-    candidates = [str(name) for name in dataset.variables if dataset[name].ndim <= 1]
+    """Name of the time coordinate, of one dimension beside those of length 1; the time of validity before a start's."""
+    candidates = [str(name) for name in dataset.variables if sum(n > 1 for n in dataset[name].shape) <= 1]
 
     def counts(name: str) -> bool:
-        return " since " in str(dataset[name].attrs.get("units", "")) or dataset[name].dtype.kind == "M"
+        return " since " in str(dataset[name].attrs.get("units", "")).lower() or dataset[name].dtype.kind == "M"
 
     tests = (
         lambda name: dataset[name].attrs.get("standard_name") == "time",
@@ -113,11 +115,29 @@ def find_time(dataset: xr.Dataset) -> str | None:
     return None
 
 
+def refuse_start_times(dataset: xr.Dataset, name: str, path: str) -> None:
+    """``DataError`` where the time ``name`` is that of the start of forecasts, and their fields are of a later one."""
+    if dataset[name].attrs.get("standard_name") == "time" or name.lower() == "valid_time":
+        return
+    for key, lead in dataset.variables.items():
+        told = lead.attrs.get("standard_name") == "forecast_period" or str(key).lower() in LEADS
+        if told and lead.size == 1 and lead.dtype.kind in "iuf" and lead.values.ravel()[0] != 0:
+            unit = str(lead.attrs.get("units", "")) or "of no unit"
+            raise DataError(
+                f"{path}: {name} is when forecasts start, and {key} is {lead.values.ravel()[0]:g} {unit}: write the "
+                f"time that the fields are for as valid_time, or drop {key} where {name} is that"
+            )
+
+
 def pressures(coordinate: xr.DataArray) -> tuple[float, ...]:
     """hPa of a coordinate of pressure levels, () of one that is something else."""
     if coordinate.dtype.kind not in "iuf" or coordinate.ndim > 1:
         return ()
     unit = str(coordinate.attrs.get("units", ""))
+    about = " ".join(str(coordinate.attrs.get(key, "")) for key in ("long_name", "standard_name")).lower()
+    counted = coordinate.size > 3 and np.array_equal(coordinate.values, np.arange(1, coordinate.size + 1))
+    if (counted and not unit) or re.search(r"model.level|hybrid|sigma", about):  # levels of a model, by number
+        return ()
     named = str(coordinate.name).lower().rstrip("0123456789_") in LEVELS
     pressure = coordinate.attrs.get("standard_name") == "air_pressure"
     values = np.atleast_1d(coordinate.values).astype(np.float64)

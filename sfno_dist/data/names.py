@@ -100,4 +100,6 @@ def _level_index(field: StoredField, name: str, wanted_hpa: int, wanted: str, pa
     if not found:
         held = ", ".join(f"{x:g}" for x in field.levels)
         raise DataError(f"{path}: {wanted} asks for {name} at {wanted_hpa} hPa; the file has {held} hPa")
+    if len(found) > 1:
+        raise DataError(f"{path}: {name} has the level {wanted_hpa} hPa {len(found)} times; mend the file")
     return found[0] if field.level_dim else None

@@ -70,10 +70,12 @@ def dataset_of(
     names = [variables] if isinstance(variables, str) else list(variables or _all_fields(sources))
     missing = (missing,) if isinstance(missing, str) else tuple(missing)
     _check_names(names, missing)
-    if member is not None and not any(field.member_dim for source in sources for field in source.fields.values()):
+    if member is not None and not any(field.members for source in sources for field in source.fields.values()):
         raise DataError(f"{sources[0].path}: member={member} was asked for, but no file has ensemble members; drop it")
     holders = {name: _holders(sources, name) for name in names}
     _refuse_one_field_twice(holders)
+    for name in names:
+        _refuse_other_members(name, holders[name])
     merged: dict[tuple[int, ...], Series] = {}
     series = {}
     for name in names:
@@ -159,6 +161,18 @@ def _refuse_one_field_twice(holders: dict[str, list[SourceFile]]) -> None:
         seen[key] = name
 
 
+def _refuse_other_members(name: str, sources: list[SourceFile]) -> None:
+    """``DataError`` where the files of a variable would give different ensemble members."""
+    first, member = sources[0], sources[0].member_of(name)
+    for source in sources[1:]:
+        other = source.member_of(name) if source.fields is not first.fields else member
+        if member is None and first.member is None:
+            first, member = source, other
+        elif other != member and (source.member is not None or other is not None):
+            what = [f"holds member {x}" if x is not None else "tells of no ensemble members" for x in (other, member)]
+            raise DataError(f"{source.path}: {what[0]} of {name}, {first.path} {what[1]}; give files of one member")
+
+
 def _common_attributes(sources: list[SourceFile], name: str, times: np.ndarray) -> dict:
     """Units and names of a variable; ``DataError`` where the files' units differ."""
     attributes = sources[0].variable(name).attributes
@@ -183,7 +197,12 @@ def _common_grid(sources: list[SourceFile]) -> Grid:
                 f"{source.path}: is on grid {source.grid}, {first.path} on {first.grid}; give files of one grid"
             )
         if source.times.size == 0:
-            raise DataError(f"{source.path}: has no time coordinate; fields without time are not samples")
+            what = (
+                f"its time axis {source.dims['time']} holds no time"
+                if source.dims["time"]
+                else "has no time coordinate"
+            )
+            raise DataError(f"{source.path}: {what}; fields without time are not samples")
         if source.calendar != first.calendar:
             raise DataError(
                 f"{source.path}: counts in the {source.calendar} calendar, {first.path} in {first.calendar}; give "

@@ -9,7 +9,7 @@ import xarray as xr
 
 from sfno_dist.data.calendars import as_gregorian, decode_times
 from sfno_dist.data.contents import KEPT_ATTRIBUTES, Contents, StoredField
-from sfno_dist.data.coordinates import find_horizontal, find_time, is_member, pressures
+from sfno_dist.data.coordinates import find_horizontal, find_time, is_member, pressures, refuse_start_times
 from sfno_dist.data.errors import DataError
 
 
@@ -21,7 +21,10 @@ def read_contents(dataset: xr.Dataset, path: str) -> Contents:
     dims["time"] = None
     times = np.empty(0, "datetime64[ns]")
     if name is not None:
+        refuse_start_times(dataset, name, path)
         axis = dataset[name]
+        for dim in axis.dims[::-1]:  # valid_time of cfgrib lies on (time, step)
+            axis = axis.isel({dim: 0}) if axis.ndim > 1 and axis.sizes[dim] == 1 else axis
         dims["time"] = str(axis.dims[0]) if axis.ndim else None
         times = decode_times(np.atleast_1d(axis.values), axis.attrs, f"{path}: {name}")
     indices = _within_validity(times, dataset.attrs, path)
@@ -62,6 +65,8 @@ def _fields(dataset: xr.Dataset, dims: dict[str, str | None]) -> dict[str, Store
     found = {}
     scalars = [x for x in map(str, dataset.variables) if dataset[x].ndim == 0]
     lone = next((levels for x in scalars if (levels := pressures(dataset[x]))), ())
+    members = [x for x in scalars if is_member(dataset, x) and dataset[x].dtype.kind in "iu"]
+    lone_member = (int(dataset[members[0]]),) if members else ()
     levels_of = {str(d): pressures(dataset[d]) for d in dataset.dims if d in dataset.variables}
     members_of = {str(d): _member_numbers(dataset, str(d)) for d in dataset.dims if is_member(dataset, str(d))}
     for key, variable in dataset.variables.items():
@@ -80,7 +85,7 @@ def _fields(dataset: xr.Dataset, dims: dict[str, str | None]) -> dict[str, Store
             level_dim=level,
             levels=levels_of[level] if level else lone,
             member_dim=member,
-            members=members_of[member] if member else (),
+            members=members_of[member] if member else lone_member,
             expver_dim=expver,
             expver_order=tuple(_expver_order(dataset, expver)) if expver else (),
         )

@@ -82,8 +82,9 @@ class SourceFile:
         fixed = dict(field.fixed)
         if level is not None and field.level_dim:
             fixed[field.level_dim] = level
-        if field.member_dim and field.size_of[field.member_dim] > 1:
-            fixed[field.member_dim] = self._member_index(field, name)
+        member = self._member_index(field, name)
+        if field.member_dim:
+            fixed[field.member_dim] = member
         free = [d for d in field.dims if d not in fixed and d not in self.dims.values() and d != field.expver_dim]
         longer = [f"{d} ({field.size_of[d]})" for d in free if field.size_of[d] != 1]
         if longer:
@@ -98,8 +99,16 @@ class SourceFile:
             self._found[wanted] = find_variable(self.fields, wanted, self.path)
         return self._found[wanted]
 
+    def member_of(self, wanted: str) -> int | None:
+        """Number of the ensemble member that is read; None where the file does not tell of any."""
+        name, _ = self.stored_name(wanted)
+        field = self.fields[name]
+        return field.members[self._member_index(field, name)] if field.members else None
+
     def _member_index(self, field: StoredField, name: str) -> int:
         held = ", ".join(map(str, field.members))
+        if not field.members or (self.member is None and len(field.members) == 1):
+            return 0
         if self.member is None:
             raise DataError(
                 f"{self.path}: {name} has {len(field.members)} ensemble members (along {field.member_dim}: {held}); "
@@ -107,6 +116,8 @@ class SourceFile:
             )
         if self.member not in field.members:
             raise DataError(f"{self.path}: {name} has no member {self.member}; its members are {held}")
+        if field.members.count(self.member) > 1:
+            raise DataError(f"{self.path}: {name} has member {self.member} more than once ({held}); mend the file")
         return field.members.index(self.member)
 
     def field_names(self) -> list[str]:

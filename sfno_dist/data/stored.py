@@ -12,6 +12,7 @@ import zarr
 from sfno_dist.data.chunks import ZarrArray, inside
 from sfno_dist.data.errors import DataError
 from sfno_dist.data.layout import StoredLayout
+from sfno_dist.data.valid import valid_limits
 
 CODES = ("_FillValue", "missing_value")
 
@@ -47,6 +48,9 @@ class StoredArray:
             self._codes.discard(about["_FillValue"])
             self._codes.add(np.asarray(about["_FillValue"], dtype).astype(self._signed_as)[()])
         self._scale, self._offset = (_number(about.get(name)) for name in ("scale_factor", "add_offset"))
+        self._valid = valid_limits(
+            about, self._signed_as or dtype, decoded.dtype, scale=self._scale, offset=self._offset
+        )
 
     def read(self, key: tuple[slice, ...], *, may_miss: bool = False) -> np.ndarray:
         """The values at one slice of step 1 along each dim.
@@ -83,6 +87,10 @@ class StoredArray:
             values *= self._scale
         if self._offset is not None:
             values += self._offset
+        if self._valid is not None:
+            low, high = self._valid
+            values = values.astype(np.result_type(values, np.float32), copy=False)
+            values[(values < low) | (values > high)] = np.nan
         return values
 
 

@@ -270,3 +270,22 @@ def test_the_last_reader_gone_never_waits_for_another_thread(tmp_path):
         assert not thread.is_alive()
     open_files.close(path)
     write(make(), tmp_path)  # HDF5 refuses while a handle is open
+
+
+def test_a_pipe_is_named_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.nc")
+    with pytest.raises(DataError, match=r"a\.nc: a pipe, socket or device"):
+        open_dataset(tmp_path / "a.nc")
+
+
+def test_patterns_in_folders_with_brackets(tmp_path):
+    (tmp_path / "era[5] (new)").mkdir()
+    write(make(), tmp_path / "era[5] (new)")
+    assert_right(open_dataset(tmp_path / "era[5] (new)" / "*.nc"))
+
+
+@pytest.mark.parametrize("kind", ["zarr2", pytest.param("zarr3", marks=zarr3)])
+def test_an_array_of_a_zarr_leads_to_its_group(kind, tmp_path):
+    path = write(make(), tmp_path, kind=kind)
+    with pytest.raises(DataError, match=r"a single zarr array; name the zarr group that holds it, .*a\.zarr$"):
+        open_dataset(path / "t")

@@ -270,3 +270,100 @@ def test_grids_that_differ_by_rounding_are_one(tmp_path):
     irregular = [x.isel(latitude=slice(0, -1)) for x in (make(), rounded)]
     paths = [write(x, tmp_path, name) for x, name in zip(irregular, "ab", strict=True)]
     assert_right(open_dataset(paths))
+
+
+@pytest.mark.parametrize("kind", ["netcdf4", "netcdf3", "zarr2"])
+@pytest.mark.parametrize("form", ["{}", "{}Z"])
+def test_dates_written_out(kind, form, tmp_path):
+    """xarray joins the characters of netCDF-3."""
+    texts = [form.format(str(t)[:19]) for t in make().time.values]
+    data = make().assign_coords(time=("time", np.array(texts, dtype="S" if kind == "netcdf3" else object)))
+    assert_right(open_dataset(write(data, tmp_path, kind=kind)))
+
+
+@pytest.mark.parametrize("text", ["January", "2019-13-01", "20191230", "", "2019-12-30T06:00+02:00"])
+def test_text_that_is_no_date_is_named(text, tmp_path):
+    data = make().assign_coords(time=("time", np.array(["2019-12-30"] * 5 + [text], dtype=object)))
+    with pytest.raises(DataError, match=r"a\.nc: time holds text such as .*which is no date"):
+        open_dataset(write(data, tmp_path))
+
+
+@pytest.mark.parametrize("units", ["Hours Since 2019-12-30", "hours  since 2019-12-30 00:00:00 UTC"])
+def test_units_of_time_in_other_letters(units, tmp_path):
+    assert_right(open_dataset(write(make().assign_coords(time=("time", 6 * np.arange(6), {"units": units})), tmp_path)))
+
+
+@pytest.mark.parametrize("dtype", ["i2", "i4", "i8", "f4", "f8"])
+def test_times_never_written_are_named(dtype, tmp_path):
+    numbers = 6 * np.arange(6).astype(dtype)
+    numbers[2] = netCDF4.default_fillvals[dtype]
+    data = make().assign_coords(time=("time", numbers, {"units": "hours since 2019-12-30"}))
+    with pytest.raises(DataError, match=r"a\.nc: time: time number 2 is missing"):
+        open_dataset(write(data, tmp_path))
+    with pytest.raises(DataError, match=r"a\.nc: its time axis time holds no time"):
+        open_dataset(write(make().isel(time=slice(0, 0)), tmp_path))
+
+
+def forecast(hours, *, valid):
+    """6-hourly forecasts as cfgrib lays them out: for ``hours`` later than they start."""
+    start = ("time", make().time.values - np.timedelta64(hours, "h"), {"standard_name": "forecast_reference_time"})
+    data = make().expand_dims("step", 1).assign_coords(time=start, step=("step", [float(hours)], {"units": "hours"}))
+    return data.assign_coords(valid_time=(("time", "step"), make().time.values[:, None])) if valid else data
+
+
+@pytest.mark.parametrize("hours", [0, 6])
+def test_fields_of_forecasts_are_at_the_time_they_are_for(hours, tmp_path):
+    assert_right(open_dataset(write(forecast(hours, valid=True), tmp_path), ["t"]))
+    path = write(forecast(hours, valid=False), tmp_path)
+    if hours:
+        with pytest.raises(DataError, match=r"a\.nc: time is when forecasts start, and step is 6 hours"):
+            open_dataset(path, ["t"])
+    else:
+        assert_right(open_dataset(path, ["t"]))
+
+
+def members(numbers, first=0):
+    """Member n is the atmosphere 100 K warmer for each number before it."""
+    stack = [make(first=first) + 100.0 * n for n in range(len(numbers))]
+    return xr.concat(stack, xr.DataArray(numbers, dims="number", name="number")).transpose("time", ...)
+
+
+def test_files_that_hold_other_members_are_refused(tmp_path):
+    both, lone, none = members([0, 1]), make(first=6).assign_coords(number=0), make(first=6)
+    a, b, c = (write(data, tmp_path, name) for data, name in ((both, "a"), (lone, "b"), (none, "c")))
+    single = write(members([1], first=6), tmp_path, "d")
+    assert open_dataset([a, b], ["t"], member=0).sizes["time"] == 12
+    assert open_dataset([b, c], ["t"]).sizes["time"] == 6  # of one of the two it is not told
+    for paths, member, words in (
+        ([a, b], 1, r"b\.nc: t has no member 1; its members are 0"),
+        ([a, c], 0, r"c\.nc: tells of no ensemble members of t, .*a\.nc holds member 0"),
+        ([b, single], None, r"d\.nc: holds member 1 of t, .*b\.nc holds member 0"),
+        ([c, b, single], None, r"d\.nc: holds member 1 of t, .*b\.nc holds member 0"),
+        ([write(members([1, 1]), tmp_path, "twice")], 1, r"twice\.nc: t has member 1 more than once"),
+    ):
+        with pytest.raises(DataError, match=words):
+            open_dataset(paths, ["t"], member=member)
+
+
+def on_levels(values, **attributes):
+    levels = xr.DataArray(values, dims="level", name="level", attrs=attributes)
+    return xr.concat([make() + 100.0 * n for n in range(len(values))], levels).transpose("time", ...)
+
+
+@pytest.mark.parametrize(
+    ("levels", "attributes"),
+    [
+        (range(1, 11), {}),
+        ([5, 10], {"long_name": "model_level_number"}),
+        ([5, 10], {"standard_name": "atmosphere_hybrid_sigma_pressure_coordinate"}),
+        ([5, 10], {"units": "m"}),
+    ],
+)
+def test_levels_of_models_are_no_pressures(levels, attributes, tmp_path):
+    with pytest.raises(DataError, match="no variable t10;"):
+        open_dataset(write(on_levels(levels, **attributes), tmp_path), ["t10"])
+
+
+def test_a_level_that_comes_twice_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"a\.nc: t has the level 500 hPa 2 times"):
+        open_dataset(write(on_levels([500, 500, 850], units="hPa"), tmp_path), ["t500"])

@@ -226,14 +226,14 @@ def test_a_checkpoint_that_lightning_would_take_unasked_is_refused(tmp_path):
 
 
 def test_a_longer_rollout_goes_on_as_long_in_the_middle_of_an_epoch(folder):
-    data = everything(folder, str(folder / "a.nc"), rollout_steps=1)
+    stages = {"train": [[0, 1], [2, 3]]}
+    data = everything(folder, str(folder / "a.nc"), rollout_steps=stages)
     data.setup()
-    data.set_rollout_steps(3)
+    data.load_state_dict({**data.batches["train"].state_dict(0), "epoch": 2, "samples": 0})
     batches = data.batches["train"]
-    middle = {**batches.state_dict(2), "rollout_steps": 3}
-    expected = list(batches)[2:]
-    again = everything(folder, str(folder / "a.nc"), rollout_steps=1)
+    batches.set_epoch(2)
+    middle, expected = batches.state_dict(2), list(batches)[2:]
+    again = everything(folder, str(folder / "a.nc"), rollout_steps=stages)
     again.setup()
     again.load_state_dict(middle)
     assert list(again.batches["train"]) == expected and len(expected[0][0].times) == 4
-    assert again.rollout_steps["train"] == 3
