@@ -52,6 +52,19 @@ def test_the_snippet_for_several_processes_runs(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_commands_for_several_processes_run(tmp_path):
+    (commands,) = [block for block in blocks("bash") if "torchrun" in block]
+    limits = "+trainer.limit_train_batches=2 +trainer.limit_val_batches=1 +trainer.limit_test_batches=1"
+    programs = {".venv/bin/python": sys.executable, ".venv/bin/torchrun": f"{sys.executable} -m torch.distributed.run"}
+    for line in commands.strip().splitlines():
+        for name, program in programs.items():
+            line = line.replace(name, program)
+        words = shlex.split(f"{line} {limits}".replace("train.py", str(ROOT / "train.py")))
+        assert "test: one step (1 month) ahead" in run(["env", "OMP_NUM_THREADS=1", *words], tmp_path)
+    assert len(list((tmp_path / "runs" / "smoke").iterdir())) == 2
+
+
+@pytest.mark.slow
 def test_the_layout_of_the_readme_changes_nothing(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     (command,) = [block for block in blocks("bash") if "verify-layout" in block]
