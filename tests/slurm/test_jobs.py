@@ -23,13 +23,17 @@ def checkout(tmp_path) -> Path:
     return tmp_path
 
 
-def submit(cluster: Cluster, folder: Path, *overrides: str, options: tuple[str, ...] = ()) -> Job:
+def submit(cluster: Cluster, folder: Path, *overrides: str) -> Job:
     """``sbatch slurm/train.sbatch`` with a diary of every step in ``folder``."""
     diary = [f"+callbacks.diary={{_target_: slurm.diary.Diary, folder: '{folder}', skew_s: 0.05}}"]
-    path = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-    environment = {"PYTHONPATH": ":".join(path), "PATH": f"{Path(sys.executable).parent}:{cluster.environment['PATH']}"}
     script = ROOT / "slurm" / "train.sbatch"
-    return cluster.submit(*options, script, *TINY, *diary, *overrides, cwd=folder, **environment)
+    return cluster.submit(script, *TINY, *diary, *overrides, cwd=folder, **environment(cluster))
+
+
+def environment(cluster: Cluster) -> dict[str, str]:
+    """In which ``python`` is the one of the tests and imports what they do."""
+    path = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": ":".join(path), "PATH": f"{Path(sys.executable).parent}:{cluster.environment['PATH']}"}
 
 
 def steps(folder: Path, rank: int) -> list[tuple[int, int, int]]:
@@ -71,32 +75,31 @@ def test_killed_task_ends_the_job_with_its_rank_named(cluster, checkout):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("asked", "command", "told"),
     [
         (
-            ("--ntasks-per-node=1",),
+            "--nodes=2 --ntasks-per-node=1",
+            "srun --kill-on-bad-exit=1 python",
             "srun started 2 tasks (2 nodes x 1), but the mesh has 4 processes: give --nodes=2 --ntasks-per-node=2",
         ),
         (
-            ("--nodes=2", "--ntasks-per-node=3", "--ntasks=4"),
+            "--nodes=2 --ntasks=4",
+            "srun --kill-on-bad-exit=1 python",
             "srun put 3 + 1 tasks on 2 nodes; each takes equally many: give --nodes=2 --ntasks-per-node=2",
         ),
+        (
+            "--nodes=2 --ntasks-per-node=2",
+            "python",
+            "this SLURM job has 4 tasks, but the command was started once, without srun: write srun before it, as in "
+            "'srun python train.py ...'",
+        ),
     ],
+    ids=["too few", "uneven", "no srun"],
 )
-def test_wrong_number_of_tasks_is_one_line(cluster, checkout, options, told):
-    job = submit(cluster, checkout, options=options)
+def test_wrong_tasks_are_one_line(cluster, checkout, asked, command, told):
+    script = checkout / "job.sh"
+    script.write_text(f"#!/bin/bash\n#SBATCH {asked}\n{command} train.py {' '.join(TINY)}\n")
+    job = cluster.submit(script, cwd=checkout, **environment(cluster))
     assert job.wait_for_end(90) == "FAILED"
     own = [line for line in job.text.splitlines() if not line.startswith(("srun:", "slurmstepd"))]
     assert own == [f"error: {told}"]
-
-
-def test_job_without_srun_is_one_line(cluster, checkout):
-    script = checkout / "job.sh"
-    words = " ".join(TINY)
-    script.write_text(f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2\n{sys.executable} train.py {words}\n")
-    job = cluster.submit(script, cwd=checkout, PYTHONPATH=str(ROOT))
-    assert job.wait_for_end(90) == "FAILED"
-    assert job.text == (
-        "error: this SLURM job has 4 tasks, but the command was started once, without srun: write srun before it, as in "
-        "'srun python train.py ...'\n"
-    )
