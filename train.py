@@ -1,10 +1,13 @@
 """Trains a model: ``python train.py [group=choice ...] [key=value ...]``; ``--help`` lists both."""
 
 import os
+import signal
 from pathlib import Path
 
-import hydra
-from omegaconf import DictConfig, OmegaConf
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])  # waits until training can act on it: requeue.py
+
+import hydra  # noqa: E402
+from omegaconf import DictConfig, OmegaConf  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent
 os.environ.setdefault("SFNO_DIST_ROOT", str(ROOT))

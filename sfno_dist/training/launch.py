@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
 
 from sfno_dist.mesh import ProcessLostError
+from sfno_dist.training import slurm
 from sfno_dist.training.config import ConfigError
 
 # What torchrun tells each process, and what this module tells those that it or srun started.
@@ -89,6 +90,9 @@ def wanted(config: DictConfig, processes: Processes) -> int:
             raise ConfigError(f"mesh.{axis} must be a whole number of at least 1, got {count!r}")
     size = axes["data"] * axes["polar"] * axes["azimuth"]
     layout = " x ".join(map(str, axes.values()))
+    wrong = slurm.wrong_tasks(os.environ, size)
+    if wrong:
+        raise ConfigError(wrong)
     if processes.size > 1 and processes.size != size:
         raise ConfigError(
             f"{processes.size} processes were started, but the mesh has {layout} = {size} (data x polar x azimuth); "

@@ -24,6 +24,7 @@ from sfno_dist.training.config import ConfigError, arguments, build, refuse_unre
 from sfno_dist.training.launch import Processes
 from sfno_dist.training.module import ForecastModule
 from sfno_dist.training.plot import training_curves
+from sfno_dist.training.requeue import SaveAndRequeue
 from sfno_dist.training.resume import RandomState, find_checkpoint
 from sfno_dist.training.strategy import GlobeStrategy
 
@@ -98,7 +99,7 @@ def build_trainer(config: DictConfig, mesh: ProcessMesh) -> lightning.Trainer:
     if chosen:
         raise ConfigError(f"trainer.{chosen[0]}: the mesh decides it; remove the setting and choose a mesh")
     callbacks = [build(part, f"callbacks.{name}") for name, part in config.callbacks.items()]
-    callbacks.append(RandomState())
+    callbacks += [RandomState(), SaveAndRequeue(f"{config.paths.output}/checkpoints/last.ckpt")]
     loggers = [build(part, f"logger.{name}") for name, part in config.logger.items()]
     folder = config.paths.output
     settings = {**placed, "callbacks": callbacks, "logger": loggers, "default_root_dir": folder}

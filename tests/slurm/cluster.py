@@ -79,16 +79,13 @@ class Job:
     def text(self) -> str:
         return self.output.read_text() if self.output.exists() else ""
 
-    def wait_for_text(self, text: str, timeout_s: float) -> None:
-        self._wait(lambda: text in self.text, timeout_s, f"the text {text!r}")
-
     def wait_for_end(self, timeout_s: float) -> str:
         """The state in which it ended, such as COMPLETED or FAILED."""
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-        self._wait(lambda: self.facts()["JobState"] in ended, timeout_s, "the end")
+        self.wait(lambda: self.facts()["JobState"] in ended, timeout_s, "the end")
         return self.facts()["JobState"]
 
-    def _wait(self, arrived, timeout_s: float, what: str) -> None:
+    def wait(self, arrived, timeout_s: float, what: str) -> None:
         end = time.monotonic() + timeout_s
         while not arrived():
             if time.monotonic() > end:
