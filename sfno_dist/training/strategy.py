@@ -44,7 +44,7 @@ class GlobeStrategy(DDPStrategy):
         for parameter in model.parameters():
             dist.broadcast(parameter.data, 0)
         assert self.mesh is not None  # since setup
-        wrapped = DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), init_sync=False)
+        wrapped = DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), init_sync=False, find_unused_parameters=True)
         wrapped.register_comm_hook(self.mesh.data, summed_over_tiles)
         return wrapped
 
