@@ -128,11 +128,11 @@ def test_a_training_goes_on_at_another_layout(folder, tmp_path, serial, before, 
 
 
 def test_at_the_same_layout_every_process_goes_on_with_its_own_bits(folder, tmp_path):
-    layout = (2, 1, 2)
+    layout = (3, 1, 1)  # a sum of two has the same bits in any order
     whole = on(layout, folder, tmp_path / "whole")
     first = on(layout, folder, tmp_path / "parts", stop=8)
     rest = on(layout, folder, tmp_path / "parts", resume="auto")
-    assert len({str(draws) for _, draws, _ in whole}) == 4
+    assert len({str(draws) for _, draws, _ in whole}) == 3
     for one, two, all_of_it in zip(first, rest, whole, strict=True):
         assert one[0] + two[0] == all_of_it[0] and one[1] + two[1] == all_of_it[1]
         assert all(np.array_equal(two[2][name], weight) for name, weight in all_of_it[2].items())
