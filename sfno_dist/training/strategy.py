@@ -46,6 +46,7 @@ class GlobeStrategy(DDPStrategy):
         assert self.mesh is not None  # since setup
         wrapped = DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), init_sync=False)
         wrapped.register_comm_hook(self.mesh.data, summed_over_tiles)
+        settle_buckets(wrapped)
         return wrapped
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
@@ -60,6 +61,23 @@ class GlobeStrategy(DDPStrategy):
 
 
 StrategyRegistry.register("globe", GlobeStrategy, "sums gradients over the tiles of a globe, averages over replicas")
+
+
+def settle_buckets(wrapped: DistributedDataParallel) -> None:
+    """Lets DDP choose now, after a backward that counts for nothing, where each gradient lies in which bucket.
+
+    It would choose after the first backward, and a sum over more than two processes depends in its last digit on the
+    place: the first step of a training that goes on would have other bits than the same step of one that never stopped.
+    """
+    module, parameters = wrapped.module, [p for p in wrapped.parameters() if p.requires_grad]
+    forward = module.forward
+    # Backward takes the latest first, so the gradients come in the order of a backward through the model.
+    module.forward = lambda: torch.stack([p.flatten()[0] * 0.0 for p in parameters]).sum()
+    try:
+        wrapped().backward()
+    finally:
+        module.forward = forward
+    wrapped.zero_grad()
 
 
 # DDP reads the annotation, so this file has no postponed ones.
