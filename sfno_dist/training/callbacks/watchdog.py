@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class TrainingDivergedError(ValueError):
-    """A loss or gradient that is no longer finite: one line with the variable, time and step, alike on all processes."""
+    """A loss or gradient that is no longer finite: one line with the variable, time and step, on all processes."""
 
 
 class Watchdog(lightning.Callback):
@@ -39,12 +39,13 @@ class Watchdog(lightning.Callback):
             return
         found = _of_all_processes(_not_finite(module, self.times), module)
         if found:
-            _, _, what, variable, lead, target, start = found[0]
-            others = sorted({other[3] for other in found} - {variable})
-            text = f"the loss of {variable} is {what} at {target}, step {lead} of the forecast from {start}"
+            names = module.recipe.outputs
+            step, v, what, target, start = found[0]
+            others = [names[other] for other in sorted({place[1] for place in found} - {v})]
+            text = f"the loss of {names[v]} is {what} at {target}, step {step + 1} of the forecast from {start}"
             text += f", and so are those of {', '.join(others)}" if others else ""
         else:
-            text = f"the sum of the losses is no finite number, between {_text(self.times.min())} and later"
+            text = f"the sum of the losses is no finite number, for the batch from {_text(self.times.min())} on"
         self._stop(trainer, text)
 
     def on_before_optimizer_step(self, trainer: lightning.Trainer, module: Any, optimizer: Any) -> None:
@@ -56,26 +57,23 @@ class Watchdog(lightning.Callback):
         if norm.isfinite():
             return
         names = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
-        which = (
-            f"of {names[0]} is" + (f" (and of {len(names) - 1} others)" if names[1:] else "") if names else "norm is"
-        )
-        self._stop(trainer, f"the gradient {which} no finite number for the batch from {_text(self.times.min())} on")
+        what = f"gradient of {', '.join(names[:3])}{', ...' if names[3:] else ''}" if names else "norm of the gradient"
+        self._stop(trainer, f"the {what} is no finite number, for the batch from {_text(self.times.min())} on")
 
     def _stop(self, trainer: lightning.Trainer, text: str) -> None:
         trainer.save_checkpoint(self.path)
         raise TrainingDivergedError(
             f"{text}, in step {trainer.global_step} (epoch {trainer.current_epoch}); the state before it is in "
-            f"{self.path}: lower optim.optimizer.lr or trainer.gradient_clip_val, or look at the data of that time, and "
-            f"go on with resume={shlex.quote(self.path)}"
+            f"{self.path}: lower optim.optimizer.lr or trainer.gradient_clip_val, or look at the data of that time, "
+            f"and go on with resume={shlex.quote(self.path)}"
         )
 
 
 def _not_finite(module: Any, times: Tensor) -> list[tuple]:
-    """The fields of this process's tile that have no finite loss, in the order of lead times, then of variables."""
+    """(step, variable, what, target, start) of the fields of this process's tile whose loss is not finite."""
     losses = module.sample_losses.cpu()  # [B, T, V]
     return [
-        (step, v, "nan" if losses[b, step, v].isnan() else "infinite", module.recipe.outputs[v], step + 1)
-        + (_text(times[b, step + 1]), _text(times[b, 0]))
+        (step, v, "nan" if losses[b, step, v].isnan() else "infinite", _text(times[b, step + 1]), _text(times[b, 0]))
         for b, step, v in (~losses.isfinite()).nonzero().tolist()
     ]
 
