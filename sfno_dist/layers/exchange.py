@@ -47,6 +47,7 @@ class HaloAttention:
             self.beyond.append((_window(neighbourhood, keys, queries, rows=rows, spans=spans), points))
             start = points.stop
 
+    @torch.compiler.disable
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, backend: str | None) -> Tensor:
         q, k, v = (as_autocast(x) for x in (q, k, v))
         return _WithHalo.apply(q, _packed(k), _packed(v), self, resolve_backend(backend, q.device))
@@ -98,6 +99,7 @@ class RingAttention:
         ]
         self.ring = Ring(mesh, [sum(window.key_counts) for window in self.windows])
 
+    @torch.compiler.disable
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, backend: str | None) -> Tensor:
         q, k, v = (as_autocast(x) for x in (q, k, v))
         k, v = _packed(k), _packed(v)

@@ -27,6 +27,7 @@ class ProcessLostError(RuntimeError):
     """Another process ended, or did not answer in time. Names its rank."""
 
 
+@torch.compiler.disable
 def agree(mesh: ProcessMesh, facts: Mapping[str, object], problem: str | None) -> None:
     """See ``ProcessMesh.agree``. Sends a digest to the first process of the globe, which answers all of them."""
     text = repr((sorted(facts.items()), problem))

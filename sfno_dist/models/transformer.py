@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from sfno_dist.geometry import Grid
 from sfno_dist.layers import ChannelNorm, PointwiseLinear, PositionEmbedding, SphericalAttention, TransformerBlock
-from sfno_dist.layers.randomness import Noise, Randomness, check_rate
+from sfno_dist.layers.randomness import Moment, Noise, Randomness, check_rate
 from sfno_dist.layers.weights import SameWeights
 from sfno_dist.mesh import ProcessMesh
 
@@ -22,7 +23,7 @@ class SphericalTransformer(nn.Module):
         latent_grid: on which the ``depth`` blocks work, ``embed_channels`` wide.
         latent_cutoff: great-circle radius in radians of the blocks' attention; default as in ``Neighbourhood``.
         mesh, exchange: the processes that share the globe, see ``SphericalAttention``; fields are then its tiles.
-
+        recompute_blocks: keep only what enters each block and compute the rest again in backward.
         input_noise: standard deviation of Gaussian noise on the first ``state_channels`` of the input (all of them by
             default), which are in normalised units. dropout: probability that a channel of a cell is left out of what
             attention or MLP of a block adds. path_dropout: probability that all that a block's attention adds to a
@@ -50,6 +51,7 @@ class SphericalTransformer(nn.Module):
         state_channels: int | None = None,
         dropout: float = 0.0,
         path_dropout: float = 0.0,
+        recompute_blocks: bool = False,
     ) -> None:
         super().__init__()
         width, here = embed_channels, ProcessMesh() if mesh is None else mesh
@@ -60,6 +62,7 @@ class SphericalTransformer(nn.Module):
             check_rate(path_dropout, "path_dropout")
             noisy = in_channels if state_channels is None else state_channels
             self.input_noise = Noise(input_noise, noisy, grid, place=0, mesh=mesh)
+        self.recompute_blocks = recompute_blocks
         self.draws = max(input_noise, dropout, path_dropout) > 0.0
         self.randomness = Randomness(here)
         self.lift = PointwiseLinear(in_channels, width)
@@ -91,5 +94,10 @@ class SphericalTransformer(nn.Module):
         # A latent point asks by where it lies; what it gets depends on the field around it.
         latent = self.down(self.latent_position().expand(len(field), -1, -1, -1), lifted)
         for block in self.blocks:
-            latent = block(latent, moment)
+            latent = self._recomputed(block, latent, moment) if self.recompute_blocks else block(latent, moment)
         return self.head(lifted + self.up(lifted, self.up_norm(latent)))
+
+    @staticmethod
+    def _recomputed(block: nn.Module, latent: Tensor, moment: Moment | None) -> Tensor:
+        # What a block draws is a function of the moment, so it comes out the same the second time.
+        return checkpoint(block, latent, moment, use_reentrant=False, preserve_rng_state=False)

@@ -20,7 +20,7 @@ from sfno_dist.geometry import Grid
 
 KEY = "sfno_dist"
 FORMAT = 2
-SPEED_ONLY = ("backend", "exchange")  # settings of a model that change nothing it computes
+SPEED_ONLY = ("backend", "exchange", "recompute_blocks")  # settings of a model that change nothing it computes
 SAME_STATISTICS = 1e-3  # of the spread: far above what a layout changes in their last digits
 MODEL_PREFIX = "model."  # of the model's weights in the module's state dict
 

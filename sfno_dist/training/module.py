@@ -32,7 +32,8 @@ class ForecastModule(lightning.LightningModule):
         data_paths: where the data were, for a forecast that names none.
         seed: of what the model draws in training.
 
-    ``train_losses`` [T, V] holds those of the last training batch, by lead time and variable, of all processes.
+    Of the last training batch ``train_losses`` [T, V] holds the losses of all processes, by lead time and variable, and
+    ``sample_losses`` [B, T, V] those of this one.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ForecastModule(lightning.LightningModule):
         self.losses = objective.losses_of(recipe.outputs)
         self.weights = objective.weights_of(recipe.outputs).float()
         self.shares = torch.from_numpy(recipe.grid.area_shares[recipe.tile.rows]).float()
+        self.sample_losses = torch.zeros(0, 1, recipe.out_channels)
         self.train_losses = torch.zeros(1, recipe.out_channels)
         self.mean_loss = MeanLoss(mesh=recipe.mesh)
 
@@ -82,7 +84,8 @@ class ForecastModule(lightning.LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
         means = self.area_means(self(batch), batch)
-        self.train_losses = self._of_all_processes((means.detach() * batch["weight"][:, None, None]).mean(0))
+        self.sample_losses = means.detach()
+        self.train_losses = self._of_all_processes((self.sample_losses * batch["weight"][:, None, None]).mean(0))
         weights = self.weights.to(self.device)
         self.log("train/loss", (self.train_losses * weights).mean(), prog_bar=True, batch_size=len(means))
         return mean_loss(means, weights, batch["weight"])

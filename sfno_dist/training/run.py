@@ -69,9 +69,13 @@ def build_data(config: DictConfig, mesh: ProcessMesh | None = None) -> WeatherDa
 
 
 def build_module(config: DictConfig, data: WeatherDataModule) -> ForecastModule:
-    settings = arguments(config.model, "model", model_class(config.model.name), beside=("name",))
+    settings = arguments(config.model, "model", model_class(config.model.name), beside=("name", "compile"))
+    compiled = settings.pop("compile", False)
+    model = build_model({**settings, "exchange": config.mesh.exchange}, data.recipe)
+    if compiled:
+        model.compile()  # in place: its weights keep their names
     return ForecastModule(
-        build_model({**settings, "exchange": config.mesh.exchange}, data.recipe),
+        model,
         data.recipe,
         model_settings=settings,
         data_paths=[str(Path(path).absolute()) for path in data.reader.paths],

@@ -11,12 +11,12 @@ import torch
 import xarray as xr
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from sfno_dist.geometry import Grid
 from sfno_dist.mesh import ProcessMesh
 from sfno_dist.training import run
-from sfno_dist.training.checkpoint import build_model
+from sfno_dist.training.checkpoint import load
 from sfno_dist.training.launch import Processes, wanted
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ def test_model(choice, tmp_path):
     config = composed(tmp_path, f"model={choice}", *SMALL)
     data = run.build_data(config)
     data.setup()
-    model = build_model(OmegaConf.to_container(config.model, resolve=True), data.recipe)
+    model = run.build_module(config, data).model
     y = model(torch.randn(1, data.recipe.in_channels, *data.recipe.grid.shape))
     assert y.shape == (1, data.recipe.state_channels, *data.recipe.grid.shape)
 
@@ -123,6 +123,36 @@ def test_every_experiment_takes_a_step(choice, tmp_path):
     metrics = run.train(config)
     assert metrics["train/loss"] > 0 and metrics["test/loss"] > 0
     assert (tmp_path / "checkpoints" / "best.ckpt").is_file()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return run.train(composed(tmp_path_factory.mktemp("plain"), *TWO_STEPS))
+
+
+TWO_STEPS = [
+    *SMALL, "trainer.max_epochs=1", "+trainer.limit_train_batches=2", "+trainer.limit_val_batches=1",
+    "+trainer.limit_test_batches=1", "trainer.num_sanity_val_steps=0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("override", "close"),
+    [
+        ("model.recompute_blocks=true", 1e-6),
+        ("model.compile=true", 1e-4),
+        ("trainer.precision=bf16-mixed", 1e-2),
+        ("callbacks=[default,average,early_stop]", 1e-6),
+        ("optim.objective.weights={uwnd: 1.0}", 1e-6),
+    ],
+)
+def test_what_changes_speed_or_memory_trains_to_the_same(plain, tmp_path, override, close):
+    metrics = run.train(composed(tmp_path, *TWO_STEPS, override))
+    assert metrics["train/loss"] == pytest.approx(plain["train/loss"], rel=close)
+    assert metrics["train/gradient_norm"] == pytest.approx(plain["train/gradient_norm"], rel=10 * close)
+    # Both steps, but not the average of their weights, make this.
+    assert metrics["test/loss"] == pytest.approx(plain["test/loss"], rel=max(close, 1e-2 * ("average" in override)))
+    load(tmp_path / "checkpoints" / "best.ckpt")
 
 
 def test_a_setting_that_nothing_reads_is_an_error(tmp_path):

@@ -1,5 +1,7 @@
 """What goes along with a training: scores, maps, throughput, averages, and a stop when it diverges."""
 
+from sfno_dist.training.callbacks.average import WeightAverage
 from sfno_dist.training.callbacks.scores import Scores
+from sfno_dist.training.callbacks.watchdog import TrainingDivergedError, Watchdog
 
-__all__ = ["Scores"]
+__all__ = ["Scores", "TrainingDivergedError", "Watchdog", "WeightAverage"]

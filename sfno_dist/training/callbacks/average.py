@@ -1,0 +1,46 @@
+"""Weights averaged over the steps of a training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning
+from lightning.pytorch.callbacks import EMAWeightAveraging
+
+
+class WeightAverage(EMAWeightAveraging):
+    """Exponential moving average of the weights: what is scored, kept as best, and forecast with.
+
+    Lightning's, which mistakes two things. Outside of a fit it would replace the average, just loaded, by the weights
+    of the last step; and an error within a validation left the two exchanged.
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        if not isinstance(decay, (int, float)) or not 0.0 <= decay < 1.0:
+            raise ValueError(f"the decay of averaged weights is at least 0 and below 1, got {decay!r}")
+        super().__init__(decay=decay, use_buffers=False)
+        self._exchanged = False
+
+    def _swap_models(self, pl_module: lightning.LightningModule) -> None:
+        super()._swap_models(pl_module)
+        self._exchanged = not self._exchanged
+
+    def on_load_checkpoint(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if trainer.state.fn == "fit":
+            super().on_load_checkpoint(trainer, module, checkpoint)
+
+    def on_validation_epoch_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            super().on_validation_epoch_start(trainer, module)
+
+    def on_validation_epoch_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        if self._exchanged:
+            super().on_validation_epoch_end(trainer, module)
+
+    def on_exception(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule, exception: BaseException
+    ) -> None:
+        if self._exchanged:
+            self._swap_models(module)

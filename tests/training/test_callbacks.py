@@ -1,0 +1,175 @@
+"""What goes along with a training, in Lightning's own loop: averaged weights, the watchdog, early stops."""
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from small_archive import archive, everything
+
+from sfno_dist.data import DataError
+from sfno_dist.training import checkpoint as checkpoints
+from sfno_dist.training.callbacks import TrainingDivergedError, Watchdog, WeightAverage
+from sfno_dist.training.checkpoint import build_model
+from sfno_dist.training.module import ForecastModule
+
+SETTINGS = {"name": "SphericalTransformer", "embed_channels": 8, "depth": 1, "num_heads": 2}
+SETTINGS["latent_grid"] = {"kind": "legendre-gauss", "nlat": 6, "nlon": 12}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("archive")
+    archive(folder)
+    return folder
+
+
+def data(folder, **changes):
+    return everything(folder, str(folder / "a.nc"), **{"rollout_steps": 2, "batch_size": 8, **changes})
+
+
+def fit(archive_data, folder, *, resume=None, callbacks=(), **options):
+    archive_data.setup()
+    torch.manual_seed(0)
+    module = ForecastModule(
+        build_model(SETTINGS, archive_data.recipe), archive_data.recipe, model_settings=SETTINGS,
+        optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-2),
+    )  # fmt: skip
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+        callbacks=list(callbacks), **{"max_epochs": 2, "num_sanity_val_steps": 1, **options},
+    )  # fmt: skip
+    trainer.fit(module, datamodule=archive_data, ckpt_path=resume)
+    return module, trainer
+
+
+class Weights(lightning.Callback):
+    """Notes the weights after each step, and those that are validated."""
+
+    def __init__(self):
+        self.steps, self.validated = [], []
+
+    def on_train_batch_end(self, trainer, module, *_):
+        self.steps.append(weights(module))
+
+    def on_validation_batch_start(self, trainer, module, *_):
+        self.validated.append(weights(module))
+
+
+def weights(module):
+    return torch.cat([p.detach().flatten() for p in module.model.parameters()])
+
+
+def test_averaged_weights_are_scored_kept_and_tested(folder, tmp_path):
+    noted, average = Weights(), WeightAverage(decay=0.6)
+    best = ModelCheckpoint(tmp_path, monitor="validation/loss", filename="best")
+    module, trainer = fit(data(folder), tmp_path, callbacks=[average, noted, best])
+    expected = noted.steps[0]
+    for after in noted.steps[1:]:
+        expected = 0.6 * expected + 0.4 * after
+    torch.testing.assert_close(noted.validated[-1], expected)
+    torch.testing.assert_close(weights(module), expected)  # after the training
+    loss = float(trainer.callback_metrics["validation/loss"])
+    assert loss == pytest.approx(float(best.best_model_score))
+    torch.testing.assert_close(
+        torch.cat([p.flatten() for p in checkpoints.load(best.best_model_path).model.parameters()]), expected
+    )
+    trainer.test(module, datamodule=data(folder), ckpt_path="best", verbose=False)
+    torch.testing.assert_close(weights(module), expected)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 5])  # an epoch has 3
+def test_an_average_goes_on_as_if_it_had_not_stopped(folder, tmp_path, steps):
+    kept = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    whole, _ = fit(data(folder), tmp_path, callbacks=[WeightAverage(0.6), kept])
+    noted = Weights()
+    again, _ = fit(
+        data(folder), tmp_path, callbacks=[WeightAverage(0.6), noted], resume=tmp_path / f"step={steps}.ckpt"
+    )
+    assert len(noted.steps) == 6 - steps and torch.equal(weights(whole), weights(again))
+
+
+def test_an_error_within_a_validation_does_not_exchange_what_is_kept(folder, tmp_path):
+    class Fails(lightning.Callback):
+        def on_validation_batch_end(self, trainer, module, *_):
+            if not trainer.sanity_checking:
+                raise DataError("bad")
+
+    noted, average = Weights(), WeightAverage(decay=0.6)
+    with pytest.raises(DataError):
+        fit(data(folder), tmp_path, callbacks=[average, noted, Fails(), Keeps(tmp_path / "kept.ckpt")])
+    stored = torch.load(tmp_path / "kept.ckpt", weights_only=True)
+    names = [name for name in stored["state_dict"] if name.startswith("model.")]
+    assert torch.equal(torch.cat([stored["current_model_state"][name].flatten() for name in names]), noted.steps[-1])
+    assert not torch.equal(torch.cat([stored["state_dict"][name].flatten() for name in names]), noted.steps[-1])
+
+
+class Keeps(lightning.Callback):
+    def __init__(self, path):
+        self.path = path
+
+    def on_exception(self, trainer, module, error):
+        trainer.save_checkpoint(self.path)
+
+
+class Spoils(lightning.Callback):
+    """Puts ``value`` into one cell of the second target, or into the gradient, at one step."""
+
+    def __init__(self, step, value, *, gradient=False):
+        self.step, self.value, self.gradient = step, value, gradient
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if trainer.global_step == self.step and not self.gradient:
+            batch["state"][1, 2, 1, 3, 4] = self.value
+            self.times = batch["times"][1].numpy().astype("datetime64[ns]").astype("datetime64[m]").astype(str)
+
+    def on_after_backward(self, trainer, module):
+        if trainer.global_step == self.step and self.gradient:
+            module.model.head.bias.grad[0] = self.value
+
+
+@pytest.mark.parametrize(("value", "word"), [(torch.nan, "nan"), (torch.inf, "infinite")])
+def test_a_loss_that_is_not_finite_is_named_and_the_state_before_it_kept(folder, tmp_path, value, word):
+    spoils, noted, path = Spoils(4, value), Weights(), tmp_path / "diverged.ckpt"
+    whole = Weights()
+    fit(data(folder), tmp_path, callbacks=[whole])
+    with pytest.raises(TrainingDivergedError) as caught:
+        fit(data(folder), tmp_path, callbacks=[spoils, noted, Watchdog(str(path))])
+    start, _, target = spoils.times
+    words = f"the loss of z500 is {word} at {target}, step 2 of the forecast from {start}, in step 4 (epoch 1)"
+    assert words in str(caught.value) and f"resume={path}" in str(caught.value) and "\n" not in str(caught.value)
+    assert len(noted.steps) == 4
+    again = Weights()
+    fit(data(folder), tmp_path, callbacks=[again], resume=path)  # with the data mended
+    assert len(again.steps) == 2 and torch.equal(again.steps[-1], whole.steps[-1])
+
+
+def test_a_gradient_that_is_not_finite_is_named_before_it_reaches_the_weights(folder, tmp_path):
+    path = tmp_path / "diverged.ckpt"
+    with pytest.raises(TrainingDivergedError, match=r"gradient of model\.head\.bias is no finite .*, in step 2 \(epo"):
+        fit(data(folder), tmp_path, callbacks=[Spoils(2, torch.nan, gradient=True), Watchdog(str(path))])
+    stored = torch.load(path, weights_only=True)
+    assert stored["global_step"] == 2 and all(x.isfinite().all() for x in stored["state_dict"].values())
+
+
+def test_the_norm_of_the_gradient_is_clipped_and_batches_accumulate(folder, tmp_path):
+    """Two accumulated batches of 4 are one of 8, with its clipped gradient."""
+    settings = {"max_steps": 1, "gradient_clip_val": 1e-3, "num_sanity_val_steps": 0}
+    one, _ = fit(data(folder), tmp_path, **settings)
+    two, _ = fit(data(folder, batch_size=4), tmp_path, accumulate_grad_batches=2, **settings)
+    gradients = [torch.cat([p.grad.flatten() for p in module.model.parameters()]) for module in (one, two)]
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-8)
+    assert float(gradients[0].norm()) == pytest.approx(1e-3, rel=1e-4)
+
+
+def test_a_training_without_progress_stops_early(folder, tmp_path):
+    class Worse(lightning.Callback):
+        def on_validation_epoch_end(self, trainer, module):
+            module.log("worse", float(trainer.current_epoch))
+
+    _, trainer = fit(
+        data(folder), tmp_path, callbacks=[Worse(), EarlyStopping("worse", patience=2)], max_epochs=9,
+        num_sanity_val_steps=0,
+    )  # fmt: skip
+    assert trainer.current_epoch == 3
+    assert np.isfinite(float(trainer.callback_metrics["train/loss"]))
