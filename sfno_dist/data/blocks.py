@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -31,6 +31,16 @@ class Together:
     along: str | None = None
     places: tuple[int, ...] = (0,)
     may_miss: bool = False
+
+    @cached_property
+    def targets(self) -> slice | np.ndarray:
+        """``numbers`` as an index."""
+        return _as_slice(np.array(self.numbers))
+
+    @cached_property
+    def within(self) -> slice | np.ndarray:
+        """Where the fields lie in a block that begins with the first of them."""
+        return _as_slice(np.array(self.places) - min(self.places))
 
 
 def together(
@@ -100,14 +110,13 @@ class BlockReader:
         time_chunk = chunks[fields.field.dims.index(time_dim)] if chunks and times is not None else 1
         in_time = [(slice(len(values)), None, slice(None))] if times is None else _parts(times.tobytes(), time_chunk)
         parts = (in_time, _parts(rows.tobytes(), None), _parts(columns.tobytes(), None))
-        numbers, within = _as_slice(fields.numbers), _as_slice(np.subtract(fields.places, min(fields.places)))
         for (at_times, time, t), (at_rows, row, r), (at_columns, column, c) in itertools.product(*parts):
             count = 1 if times is None else at_times.stop - at_times.start
             lengths = (at_rows.stop - at_rows.start, at_columns.stop - at_columns.start)
             wanted = count * len(fields.numbers) * lengths[0] * lengths[1]
             block = self._read(array, fields, (time, row, column), wanted)
             # One index at a time: two arrays of indices would be taken together.
-            values[at_times, numbers, at_rows, at_columns] = block[t][:, within][:, :, r][:, :, :, c]
+            values[at_times, fields.targets, at_rows, at_columns] = block[t][:, fields.within][:, :, r][:, :, :, c]
 
     def _read(self, array: StoredArray, fields: Together, part: tuple, wanted: int) -> np.ndarray:
         """The one place where values are read   [times, variables, rows, columns], of the file's type
@@ -143,10 +152,9 @@ def _length(part: slice | None) -> int:
     return 1 if part is None else part.stop - part.start
 
 
-def _as_slice(places: Sequence[int] | np.ndarray) -> slice | np.ndarray:
+def _as_slice(places: np.ndarray) -> slice | np.ndarray:
     """Places one after the other as a slice, which makes a view."""
-    found = np.asarray(places)
-    return slice(int(found[0]), int(found[-1]) + 1) if (np.diff(found) == 1).all() else found
+    return slice(int(places[0]), int(places[-1]) + 1) if (np.diff(places) == 1).all() else places
 
 
 @lru_cache(maxsize=1024)

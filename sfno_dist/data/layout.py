@@ -58,9 +58,9 @@ class StoredLayout:
 
     def touched(self, index: Sequence[Index]) -> int:
         """Bytes, uncompressed, of the chunks that hold the values wanted; each chunk once for one read."""
-        if not self.asked(index):
-            return 0
         if self.chunks is None:
+            if not self.asked(index):
+                return 0
             return self._sieved([positions(n, part) for n, part in zip(self.shape, index, strict=True)])
         # A product over dims: values decoded along each. Chunk i of a dim of n spans i * chunk to (i + 1) * chunk.
         return self.itemsize * math.prod(map(self._decoded, self.shape, self.chunks, index))
@@ -68,6 +68,8 @@ class StoredLayout:
     def _decoded(self, n: int, chunk: int, part: Index) -> int:
         if isinstance(part, slice) and part.step in (None, 1):  # at each read, so without arrays
             start, stop, _ = part.indices(n)
+            if stop <= start:
+                return 0
             end = -(-stop // chunk) * chunk
             return (min(end, n) if self.compressed else end) - start // chunk * chunk
         hit = np.unique(positions(n, part) // chunk)

@@ -148,7 +148,8 @@ class SourceFile:
         of variables in ``may_miss`` wherever they are missing; else ``DataError``, as for a file that changed.
         """
         places = np.zeros(1, np.int64) if times is None else np.atleast_1d(times)
-        if times is None or not any(np.isin(places, self.absent_times(name)).any() for name in wanted):
+        gaps = self._absent and times is not None
+        if not gaps or not any(np.isin(places, self.absent_times(name)).any() for name in wanted):
             return self._read_present(wanted, places, rows, columns, may_miss)
         shape = (len(places), len(wanted), len(rows), len(columns))
         found = Values(np.full(shape, np.nan, np.float32), np.full(len(wanted), np.nan), np.full(len(wanted), np.nan))
