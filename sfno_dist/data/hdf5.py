@@ -81,5 +81,5 @@ class HDF5Array:
         return found
 
 
-def _own_fill(variable: netCDF4.Variable) -> float | None:
+def _own_fill(variable: netCDF4.Variable) -> int | float | str | None:
     return netCDF4.default_fillvals.get(np.dtype(variable.dtype).str[1:]) if variable.dtype is not str else None

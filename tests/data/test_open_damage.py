@@ -330,3 +330,16 @@ def test_coordinates_never_written_are_named(kind, name, tmp_path):
     lone = make().isel(time=[0])  # whose time is 0, the fill value, and its chunk left out
     lone.time.encoding["units"] = "hours since 2019-12-30"
     assert_right(open_dataset(write(lone, tmp_path, "lone", kind)))
+
+
+@pytest.mark.parametrize("kind", ["netcdf4", "zarr2"])
+def test_codes_and_packing_written_as_text_count_as_numbers(kind, tmp_path):
+    data = make()
+    data.t[2, 3, 4] = -999.0
+    data.t.attrs["missing_value"] = "-999."
+    with pytest.raises(DataError, match=r"t has 1 of 1872 values NaN at time 2019-12-30T12"):
+        open_dataset(write(data, tmp_path, kind=kind)).load()
+    packed = np.round((make().t.values - 270) / 0.01).astype("i2")
+    attributes = {"units": "K", "scale_factor": "0.01", "add_offset": "270."}
+    raw = make().assign(t=(data.t.dims, packed, attributes))
+    assert_right(open_dataset(write(raw, tmp_path, "packed", kind)), atol=0.0051)
