@@ -22,7 +22,8 @@ class StoredArray:
     """Its values are what xarray makes of them, without what xarray's lazy arrays cost at each read.
 
     ``described`` is the variable as it lies in the file, ``decoded`` the same as xarray decodes it: its type is that
-    of the values. ``layout`` is for the ledger; ``on_disk`` tells which chunks are there, None where that is no question.
+    of the values. ``layout`` is for the ledger; ``on_disk`` tells which chunks are there,
+    None where all are or it cannot be told.
     """
 
     def __init__(
