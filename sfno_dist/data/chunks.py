@@ -14,7 +14,7 @@ import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numcodecs
 import numpy as np
@@ -28,6 +28,10 @@ DECODERS = ("blosc", "gzip", "zstd")
 class ZarrArray:
     """Chunks (those that files hold, and those within a shard) and file names of an array in a zarr store."""
 
+    absent_text: ClassVar[str] = (
+        "does not exist, so its values would be a constant; copy the store again, or write it with "
+        "write_empty_chunks=True where they are that constant"
+    )
     folder: str
     chunks: tuple[int, ...]
     separator: str
@@ -103,7 +107,7 @@ class ZarrArray:
 
     def _touched_chunks(self, selection: tuple[slice, ...]) -> Iterator[tuple[str, tuple[slice, ...]]]:
         for index in itertools.product(
-            *(_touched(part, size) for part, size in zip(selection, self.chunks, strict=True))
+            *(touched(part, size) for part, size in zip(selection, self.chunks, strict=True))
         ):
             name = self.prefix + self.separator.join(map(str, index)) if index else self.prefix.rstrip("/.") or "0"
             yield name, tuple(slice(i * n, (i + 1) * n) for i, n in zip(index, self.chunks, strict=True))
@@ -123,7 +127,7 @@ class ZarrArray:
             for part, whole in zip(selection, box, strict=True)
         ]
         found = []
-        for place in itertools.product(*(_touched(part, size) for part, size in zip(within, self.inner, strict=True))):
+        for place in itertools.product(*(touched(part, size) for part, size in zip(within, self.inner, strict=True))):
             flat = 0
             for position, count in zip(place, counts, strict=True):
                 flat = flat * count + position
@@ -182,5 +186,6 @@ def inside(part: tuple[slice, ...], whole: tuple[slice, ...]) -> tuple[slice, ..
     )
 
 
-def _touched(part: slice, size: int) -> range:
+def touched(part: slice, size: int) -> range:
+    """Numbers of the chunks of ``size`` that a part of step 1 of a dim lies in."""
     return range(part.start // size, -(-part.stop // size)) if part.stop > part.start else range(0)

@@ -43,7 +43,12 @@ def find_horizontal(dataset: xr.Dataset, path: str) -> dict[str, tuple[str, np.n
             f"{path}: {lat.name} and {lon.name} lie on one dimension {lat.dims[0]} ({lat.size} points): a reduced or "
             f"unstructured grid; regrid to latitudes x longitudes"
         )
-    return {which: (str(x.dims[0]), x.values.astype(np.float64)) for which, x in (("lat", lat), ("lon", lon))}
+    return {which: (str(x.dims[0]), _degrees(x)) for which, x in (("lat", lat), ("lon", lon))}
+
+
+def _degrees(axis: xr.DataArray) -> np.ndarray:
+    values = axis.values.astype(np.float64)
+    return np.degrees(values) if str(axis.attrs.get("units", "")).lower().startswith("radian") else values
 
 
 def _one_dimensional(dataset: xr.Dataset, which: str, *, certain: bool) -> str | None:

@@ -133,12 +133,21 @@ class WeatherDataModule(lightning.LightningDataModule):
             )  # fmt: skip
 
     def set_rollout_steps(self, steps: int, split: str = "train") -> None:
-        """Gives the samples of a split ``steps`` targets, from the next epoch on.
+        """Gives the samples of a split ``steps`` targets; those of a training that runs from its next epoch on.
 
-        The epochs of longer rollouts have fewer batches; Lightning notices when it reloads the loader.
+        The trainer then loads its data anew, as longer rollouts make fewer batches. ``DataError`` where the split has
+        no such sample, and for another split than ``train`` while a training runs.
         """
-        self.rollouts[split] = Curriculum(steps, split)
+        running = self.trainer is not None and self.trainer.training
+        if running and split != "train":
+            raise DataError(f"rollouts of the {split} split change between trainings only; set data.rollout_steps")
+        curriculum = Curriculum(steps, split)
         if self.batches:
+            self._sequences(split, steps)  # the error of too few times now, not in an epoch's time
+        self.rollouts[split] = curriculum
+        if running:
+            self.trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[union-attr]
+        elif self.batches:
             self._begin_stage(split)
 
     def _begin_stage(self, split: str, epoch: int = 0) -> None:

@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import netCDF4
@@ -163,6 +163,10 @@ open_files = OpenFiles(_limit())
 def _mend_fill(stored: xr.DataArray) -> None:
     """Codes of missing values as xarray takes them: of the variable's own type, and those netCDF implies."""
     attributes, dtype = stored.attrs, stored.dtype
+    for code in ("_FillValue", "missing_value", "scale_factor", "add_offset"):
+        if isinstance(attributes.get(code), str) and dtype.kind in "iuf":
+            with suppress(ValueError):  # a number written as text, which none of them should be
+                attributes[code] = float(attributes[code])
     is_zarr = "preferred_chunks" in stored.encoding and "filters" in stored.encoding
     for code in ("_FillValue", "missing_value"):
         value = attributes.get(code)

@@ -8,24 +8,25 @@ import re
 from sfno_dist.data.contents import StoredField
 from sfno_dist.data.errors import DataError, VariableMissingError
 
-#: names of one quantity: ECMWF's short name, other short names, names in ARCO-ERA5 / WeatherBench2, CF standard names
+#: names of one quantity: ECMWF's short name, other short names, names in ARCO-ERA5 / WeatherBench2, CF standard names,
+#: names in CMIP
 SYNONYMS = [
-    ("t", "temperature", "air_temperature"),
+    ("t", "temperature", "air_temperature", "ta"),
     ("z", "geopotential"),
-    ("u", "u_component_of_wind", "eastward_wind"),
-    ("v", "v_component_of_wind", "northward_wind"),
-    ("w", "vertical_velocity", "lagrangian_tendency_of_air_pressure"),
-    ("q", "specific_humidity"),
-    ("r", "relative_humidity"),
-    ("t2m", "2t", "2m_temperature"),
+    ("u", "u_component_of_wind", "eastward_wind", "ua"),
+    ("v", "v_component_of_wind", "northward_wind", "va"),
+    ("w", "vertical_velocity", "lagrangian_tendency_of_air_pressure", "wap"),
+    ("q", "specific_humidity", "hus"),
+    ("r", "relative_humidity", "hur"),
+    ("t2m", "2t", "2m_temperature", "tas"),
     ("d2m", "2d", "2m_dewpoint_temperature"),
     ("gh", "geopotential_height", "zg"),
-    ("u10", "10u", "u10m", "10m_u_component_of_wind"),
-    ("v10", "10v", "v10m", "10m_v_component_of_wind"),
+    ("u10", "10u", "u10m", "10m_u_component_of_wind", "uas"),
+    ("v10", "10v", "v10m", "10m_v_component_of_wind", "vas"),
     ("u100", "100u", "u100m", "100m_u_component_of_wind"),
     ("v100", "100v", "v100m", "100m_v_component_of_wind"),
-    ("msl", "mean_sea_level_pressure", "air_pressure_at_mean_sea_level"),
-    ("sp", "surface_pressure", "surface_air_pressure"),
+    ("msl", "mean_sea_level_pressure", "air_pressure_at_mean_sea_level", "psl"),
+    ("sp", "surface_pressure", "surface_air_pressure", "ps"),
     ("sst", "sea_surface_temperature"),
     ("tp", "total_precipitation"),
     ("tcwv", "total_column_water_vapour"),

@@ -51,6 +51,7 @@ class SourceFile:
         check_file(path)
         try:
             with open_files.opened(path) as opened:
+                _refuse_absent_coordinates(opened, path)
                 contents = _contents(opened.dataset, path)
             self._stamp = stamp(path)
         except DataError:
@@ -232,6 +233,20 @@ class SourceFile:
         base = name.rstrip("0123456789").rstrip("_") if quantity_of(name, {}) is None else name
         quantity = quantity_of(name, field.attributes) or quantity_of(base, {})
         return quantity, str(field.attributes.get("units", "")), level
+
+
+def _refuse_absent_coordinates(opened: OpenFile, path: str) -> None:
+    """``DataError`` where values of a coordinate were never written: they would read as 0, time and place alike.
+
+    One value may be: zarr leaves out a chunk that holds nothing but 0.
+    """
+    for name, variable in opened.dataset.variables.items():
+        if variable.ndim != 1 or variable.dtype.kind not in "iufM":
+            continue
+        on_disk = opened.array(str(name)).on_disk
+        found = on_disk.absent((slice(0, variable.size),)) if on_disk is not None else []
+        if on_disk and sum(min(box[0].stop, variable.size) - box[0].start for _, box in found) > 1:
+            raise DataError(f"{path}: chunk {name}/{found[0][0]} {on_disk.absent_text}")
 
 
 def _contents(dataset: xr.Dataset, path: str) -> Contents:

@@ -13,6 +13,7 @@ import zarr
 
 from sfno_dist.data.chunks import ZarrArray, inside
 from sfno_dist.data.errors import DataError
+from sfno_dist.data.hdf5 import HDF5Array
 from sfno_dist.data.layout import StoredLayout
 from sfno_dist.data.valid import valid_limits
 
@@ -23,7 +24,8 @@ class StoredArray:
     """Its values are what xarray makes of them, without what xarray's lazy arrays cost at each read.
 
     ``described`` is the variable as it lies in the file, ``decoded`` the same as xarray decodes it: its type is that
-    of the values. ``layout`` is for the ledger.
+    of the values. ``layout`` is for the ledger; ``on_disk`` tells which chunks are there,
+    None where all are or it cannot be told.
     """
 
     def __init__(
@@ -37,15 +39,6 @@ class StoredArray:
     ) -> None:
         self._array, self.dtype, self._path, self._name = array, decoded.dtype, path, name
         self.layout = StoredLayout.of(decoded)
-        self._on_disk: ZarrArray | None = None
-        self._get: Callable | None = None
-        if isinstance(array, netCDF4.Variable):
-            array.set_auto_maskandscale(False)
-            # Beneath its indexing, which takes four times as long as the reading of a tile at 1 degree.
-            self._get = getattr(array, "_get", None)
-            _keep_one_chunk(array, self.layout)
-        else:
-            self._on_disk = ZarrArray.of(path, name)
         about, dtype = described.attrs, described.dtype
         other = {("i", "true"): "u", ("u", "false"): "i"}.get((dtype.kind, str(about.get("_Unsigned"))))
         self._signed_as = np.dtype(f"{other}{dtype.itemsize}") if other else None
@@ -53,6 +46,16 @@ class StoredArray:
         if self._signed_as is not None and "_FillValue" in about:
             self._codes.discard(about["_FillValue"])
             self._codes.add(np.asarray(about["_FillValue"], dtype).astype(self._signed_as)[()])
+        self.on_disk: ZarrArray | HDF5Array | None
+        self._get: Callable | None = None
+        if isinstance(array, netCDF4.Variable):
+            array.set_auto_maskandscale(False)
+            # Beneath its indexing, which takes four times as long as the reading of a tile at 1 degree.
+            self._get = getattr(array, "_get", None)
+            _keep_one_chunk(array, self.layout)
+            self.on_disk = HDF5Array.of(path, array, self._codes)
+        else:
+            self.on_disk = ZarrArray.of(path, name)
         self._scale, self._offset = (_number(about.get(name)) for name in ("scale_factor", "add_offset"))
         self._valid = valid_limits(
             about, self._signed_as or dtype, decoded.dtype, scale=self._scale, offset=self._offset
@@ -61,20 +64,17 @@ class StoredArray:
     def read(self, key: tuple[slice, ...], *, may_miss: bool = False) -> np.ndarray:
         """The values at one slice of step 1 along each dim.
 
-        Where chunks of a zarr store do not exist they are NaN with ``may_miss``, else that is a ``DataError``.
+        Where chunks were never written they are NaN with ``may_miss``, else that is a ``DataError``.
         """
         absent: list = []
-        if self._on_disk is not None and self._on_disk.coding is not None:
-            values = self._decoded(self._on_disk.read(key, absent))
+        if isinstance(self.on_disk, ZarrArray) and self.on_disk.coding is not None:
+            values = self._decoded(self.on_disk.read(key, absent))
         else:
             values = self._decoded(self._sliced(key))
-            absent = self._on_disk.absent(key) if self._on_disk is not None else absent
+            absent = self.on_disk.absent(key) if self.on_disk is not None else absent
         for name, box in absent:
-            if not may_miss:
-                raise DataError(
-                    f"{self._path}: chunk {self._name}/{name} does not exist, so its values would be a constant; copy "
-                    f"the store again, or write it with write_empty_chunks=True where they are that constant"
-                )
+            if not may_miss and self.on_disk is not None:
+                raise DataError(f"{self._path}: chunk {self._name}/{name} {self.on_disk.absent_text}")
             values = values.astype(np.result_type(values, np.float32), copy=False)
             values[inside(box, key)] = np.nan
         return values

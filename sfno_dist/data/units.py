@@ -31,6 +31,7 @@ def meaning(unit: str) -> tuple[tuple[str, int], ...] | None:
         return ()
     exponents: dict[str, int] = {}
     sign = 1
+    text = re.sub(r"(?i)\bdeg(?:ree)?s?[ _]+(?=k\b|c\b|kelvin|celsius)", "", text)  # "degrees K"
     for part in re.findall(r"/|[^\s/*.^·]+(?:(?:\*\*|\^)[-+]?\d+)?", text.replace("**", "^")):
         if part == "/":
             sign = -1

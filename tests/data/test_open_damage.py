@@ -289,3 +289,57 @@ def test_an_array_of_a_zarr_leads_to_its_group(kind, tmp_path):
     path = write(make(), tmp_path, kind=kind)
     with pytest.raises(DataError, match=r"a single zarr array; name the zarr group that holds it, .*a\.zarr$"):
         open_dataset(path / "t")
+
+
+@pytest.mark.parametrize(
+    ("fill", "whole"), [(None, False), (0.0, False), (None, True)], ids=["no fill", "fill that is a value", "one piece"]
+)
+def test_hdf5_never_written_is_no_value(fill, whole, tmp_path):
+    """h5py's arrays read as zeros there, those of netCDF without fill as what memory held."""
+    h5py = pytest.importorskip("h5py")
+    data = make()
+    with h5py.File(tmp_path / "a.nc", "w") as file:
+        axes = {"time": 6.0 * np.arange(6), "lat": GRID.latitudes_degrees, "lon": GRID.longitudes_degrees}
+        units = {"time": "hours since 2019-12-30", "lat": "degrees_north", "lon": "degrees_east"}
+        field = file.create_dataset("t", (6, 13, 24), "f4", chunks=None if whole else (2, 13, 12), fillvalue=fill)
+        for place, (name, axis) in enumerate(axes.items()):
+            file[name] = axis
+            file[name].attrs["units"] = units[name]
+            file[name].make_scale(name)
+            field.dims[place].attach_scale(file[name])
+        if not whole:
+            field[:4], field[4:, :, :12] = data.t[:4], data.t[4:, :, :12]
+    opened = open_dataset(tmp_path / "a.nc", ["t"])
+    name = r"0\.0\.0" if whole else r"2\.0\.1"
+    with pytest.raises(DataError, match=rf"a\.nc: chunk t/{name} was never written"):
+        opened.t[4].load()
+    allowed = open_dataset(tmp_path / "a.nc", ["t"], missing=["t"])
+    assert np.isnan(allowed.t[4:, :, 12:]).all() and np.isnan(allowed.t).sum() == (1872 if whole else 2 * 13 * 12)
+    if not whole:
+        assert np.isfinite(opened.t[4, :, :12]).all()
+        np.testing.assert_array_equal(opened.t[:4], data.t[:4])
+
+
+@pytest.mark.parametrize("kind", ["zarr2", pytest.param("zarr3", marks=zarr3)])
+@pytest.mark.parametrize("name", ["time", "latitude", "longitude"])
+def test_coordinates_never_written_are_named(kind, name, tmp_path):
+    path = write(make(), tmp_path, kind=kind)
+    (path / name / ("0" if kind == "zarr2" else "c/0")).unlink()
+    with pytest.raises(DataError, match=rf"a\.zarr: chunk {name}/.*0 does not exist"):
+        open_dataset(path)
+    lone = make().isel(time=[0])  # whose time is 0, the fill value, and its chunk left out
+    lone.time.encoding["units"] = "hours since 2019-12-30"
+    assert_right(open_dataset(write(lone, tmp_path, "lone", kind)))
+
+
+@pytest.mark.parametrize("kind", ["netcdf4", "zarr2"])
+def test_codes_and_packing_written_as_text_count_as_numbers(kind, tmp_path):
+    data = make()
+    data.t[2, 3, 4] = -999.0
+    data.t.attrs["missing_value"] = "-999."
+    with pytest.raises(DataError, match=r"t has 1 of 1872 values NaN at time 2019-12-30T12"):
+        open_dataset(write(data, tmp_path, kind=kind)).load()
+    packed = np.round((make().t.values - 270) / 0.01).astype("i2")
+    attributes = {"units": "K", "scale_factor": "0.01", "add_offset": "270."}
+    raw = make().assign(t=(data.t.dims, packed, attributes))
+    assert_right(open_dataset(write(raw, tmp_path, "packed", kind)), atol=0.0051)

@@ -186,6 +186,7 @@ def test_an_axis_that_runs_on_is_cut_where_the_store_says(tmp_path):
     ("m s-1", "m/s"), ("m s**-1", "M/S"), ("m s^-1", "meters / second"), ("K", "kelvin"), ("K", "degK"),
     ("hPa", "millibars"), ("kg kg**-1", "1"), ("kg/kg", "(0 - 1)"), ("m**2 s**-2", "m2 s-2"), ("m2/s2", "m^2 s^-2"),
     ("W m-2", "W m**-2"), ("degC", "celsius"), ("J m**-2", "J/m2"),
+    ("K", "degrees K"), ("degC", "deg C"), ("degC", "degrees Celsius"),
 ])  # fmt: skip
 def test_spellings_of_one_unit(a, b):
     assert same_units(a, b) and same_units(b, a)
@@ -367,3 +368,26 @@ def test_levels_of_models_are_no_pressures(levels, attributes, tmp_path):
 def test_a_level_that_comes_twice_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"a\.nc: t has the level 500 hPa 2 times"):
         open_dataset(write(on_levels([500, 500, 850], units="hPa"), tmp_path), ["t500"])
+
+
+def test_a_field_without_time_is_the_same_at_all_times(tmp_path):
+    data = make().assign(orog=make().t[0].drop_vars("time"))
+    opened = open_dataset(write(data, tmp_path), ["t", "orog"])
+    assert opened.orog.shape == opened.t.shape
+    for index in (slice(None), [4, 1], slice(2, 2)):
+        expected = np.broadcast_to(data.t[0], (6, 13, 24))[index]
+        np.testing.assert_array_equal(open_dataset(tmp_path / "a.nc", ["orog"]).orog[index].values, expected)
+    np.testing.assert_array_equal(open_dataset(tmp_path / "a.nc", ["orog"]).orog[3, 2:4, 5].values, data.t[0, 2:4, 5])
+
+
+def test_points_in_radians(tmp_path):
+    axes = {x: (x, np.radians(make()[x].values), {"units": "radians"}) for x in ("latitude", "longitude")}
+    assert_right(open_dataset(write(make().assign_coords(axes), tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "held", "level"), [("t500", "ta", True), ("t2m", "tas", False), ("2m_temperature", "tas", False)]
+)
+def test_names_of_cmip(wanted, held, level, tmp_path):
+    data = on_levels([50000.0, 85000.0], units="Pa") if level else make()
+    assert_right(open_dataset(write(data.rename(t=held), tmp_path), [wanted]))

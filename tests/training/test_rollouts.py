@@ -125,3 +125,26 @@ def test_the_loss_of_a_rollout_is_the_mean_over_its_steps_written_out(folder):
     assert float((module.train_losses * module.weights).mean()) == pytest.approx(loss.item(), rel=1e-5)
     loss.backward()
     assert model.weights.grad.isfinite().all()
+
+
+class Longer(lightning.Callback):
+    """Asks for rollouts of 2 in the middle of the first epoch."""
+
+    def __init__(self, archive_data):
+        self.data = archive_data
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_index):
+        if trainer.current_epoch == 0 and batch_index == 2:
+            self.data.set_rollout_steps(2)
+            with pytest.raises(DataError, match=r"no 100 times .* apart end in the train period"):
+                self.data.set_rollout_steps(99)
+            with pytest.raises(DataError, match="rollouts of the validation split change between trainings only"):
+                self.data.set_rollout_steps(2, "validation")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rollouts_asked_for_in_a_training_begin_with_its_next_epoch(folder, tmp_path, workers):
+    archive_data, lengths = data(folder, rollout_steps=1, batch_size=11, num_workers=workers), Lengths()
+    fit(archive_data, tmp_path, max_epochs=3, callbacks=[lengths, Longer(archive_data)])
+    # 23 samples of one step are 3 batches, 22 of two are 2: the trainer counts anew
+    assert [(e, steps) for e, steps, _ in lengths.seen] == [(0, 1)] * 3 + [(1, 2)] * 2 + [(2, 2)] * 2
