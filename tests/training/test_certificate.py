@@ -82,6 +82,18 @@ def halo_one_column_off():
     halo.Arriving.finish = lambda self: tuple(field.roll(1, 1) for field in plain(self))
 
 
+def halo_whose_gradients_do_not_come_home():
+    from sfno_dist.comm import halo
+
+    plain = halo.Returning.finish
+
+    def without(self, own):
+        plain(self, own)
+        return tuple(own)
+
+    halo.Returning.finish = without
+
+
 def masks_that_start_anew_on_each_tile():
     from sfno_dist.layers.randomness import Dropout
 
@@ -103,9 +115,10 @@ def masks_that_start_anew_on_each_tile():
         (one_parameter_left_out, "the gradient of model.blocks.0.mlp.expand.bias"),
         (mean_over_the_tile, "the gradient of model.lift.weight"),
         (halo_one_column_off, "the gradient of model.lift.weight"),
+        (halo_whose_gradients_do_not_come_home, "the gradient of model.lift.weight"),
         (masks_that_start_anew_on_each_tile, "the gradient of model.lift.weight"),
     ],
-    ids=["not summed", "averaged", "one left out", "mean over the tile", "wrong halo", "masks of tiles"],
+    ids=["not summed", "averaged", "one left out", "mean over the tile", "wrong halo", "not back", "masks of tiles"],
 )
 def test_planted_faults_are_found(fault, first):
     found = verify([*TINY, "mesh.polar=2", "model.dropout=0.1"], steps=1, in_each_process=fault)
