@@ -130,6 +130,17 @@ def test_resumed_run_does_the_rest(tmp_path, scontrol, when, done, workers):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_step_of_two_batches_is_done_first(tmp_path, scontrol):
+    path = tmp_path / "last.ckpt"
+    module, accumulating = Diary("0 train 0"), trainer(path)
+    accumulating.accumulate_grad_batches = 2
+    with pytest.raises(SystemExit):
+        accumulating.fit(module, loader(4), loader(3))
+    assert module.entries == [*SANITY, "train 0", "train 1"]
+    assert torch.load(path, weights_only=False)["global_step"] == 1
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_sigterm_saves_and_does_not_requeue(tmp_path, scontrol, workers):
     path = tmp_path / "last.ckpt"
