@@ -48,18 +48,12 @@ class Processes:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Processes:
-        """As torchrun or srun started them; one process where neither did. ``ConfigError`` for uneven nodes."""
+        """As torchrun or srun started them; one process where neither did."""
         if all(name in environment for name in VARIABLES):
             names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")
             processes = cls(*(int(environment[name]) for name in names))
         elif "SLURM_STEP_ID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
             size, nodes = int(environment["SLURM_NTASKS"]), int(environment.get("SLURM_NNODES", "1"))
-            per_node = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("SLURM_TASKS_PER_NODE", ""))
-            if size % nodes or ("," in per_node):
-                raise ConfigError(
-                    f"srun started {size} tasks as {per_node or 'uneven numbers'} on {nodes} nodes; every node takes "
-                    f"equally many: give --ntasks-per-node"
-                )
             processes = cls(size, size // nodes, int(environment["SLURM_PROCID"]), int(environment["SLURM_LOCALID"]))
         else:
             processes = cls()

@@ -21,6 +21,8 @@ import lightning
 import torch
 import torch.distributed as dist
 
+from sfno_dist.training.resume import validation_follows
+
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
@@ -65,8 +67,10 @@ class SaveAndRequeue(lightning.Callback):
 
     def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
         number = self._agreement.on(self._received())
-        # Resumed from the last batch of an epoch, Lightning would leave out the validation: its first batch sees to it.
-        if number and not trainer.is_last_batch:
+        # A validation that follows is left out after a checkpoint from here: its first batch sees to it. Of a step that
+        # takes several batches those from before would be lost.
+        later = trainer.is_last_batch or validation_follows(trainer)
+        if number and not later and not trainer.fit_loop.epoch_loop._should_accumulate():
             self._stop(trainer, number, save=True)
 
     def on_validation_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:

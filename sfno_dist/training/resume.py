@@ -44,7 +44,7 @@ class KeepLast(Checkpoint):
     def on_train_batch_end(
         self, trainer: lightning.Trainer, module: lightning.LightningModule, outputs: Any, batch: Any, batch_index: int
     ) -> None:
-        if not _validation_follows(trainer):
+        if not validation_follows(trainer):
             self._save_where_due(trainer)
 
     def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
@@ -79,7 +79,7 @@ def _last_of_epoch(trainer: lightning.Trainer) -> bool:
     return bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
 
 
-def _validation_follows(trainer: lightning.Trainer) -> bool:
+def validation_follows(trainer: lightning.Trainer) -> bool:
     """Whether one is due after this batch in a training that goes on.
 
     Lightning does not make up for it after a checkpoint that was written before it. It also validates where a training

@@ -20,10 +20,11 @@ def wrong_tasks(environment: Mapping[str, str], size: int) -> str | None:
         )
     per_node = tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", environment["SLURM_TASKS_PER_NODE"]))
     nodes = len(per_node)
-    mend = f"--nodes={nodes} --ntasks-per-node={size // nodes}" if size % nodes == 0 else f"--nodes=1 --ntasks={size}"
+    fit = nodes if size % nodes == 0 else 1
+    mend = f"--nodes={fit} --ntasks-per-node={size // fit}"
     if tasks != size:
         there = f"{nodes} nodes x {per_node[0]}" if len(set(per_node)) == 1 else " + ".join(map(str, per_node))
-        return f"srun started {tasks} tasks ({there}), but the mesh has {size} processes: give {mend}"
+        return f"srun started {tasks} tasks ({there}), but the mesh takes {size}: give {mend}"
     if len(set(per_node)) > 1:
         return f"srun put {' + '.join(map(str, per_node))} tasks on {nodes} nodes; each takes equally many: give {mend}"
     return None

@@ -80,7 +80,7 @@ def test_killed_task_ends_the_job_with_its_rank_named(cluster, checkout):
         (
             "--nodes=2 --ntasks-per-node=1",
             "srun --kill-on-bad-exit=1 python",
-            "srun started 2 tasks (2 nodes x 1), but the mesh has 4 processes: give --nodes=2 --ntasks-per-node=2",
+            "srun started 2 tasks (2 nodes x 1), but the mesh takes 4: give --nodes=2 --ntasks-per-node=2",
         ),
         (
             "--nodes=2 --ntasks=4",

@@ -38,11 +38,6 @@ def test_the_processes_are_those_that_were_started(environment, expected):
     assert Processes.of(environment) == expected
 
 
-def test_uneven_nodes_are_refused():
-    with pytest.raises(ConfigError, match=r"4 tasks as 3,1 on 2 nodes.*--ntasks-per-node"):
-        Processes.of({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "3,1"})
-
-
 @pytest.mark.parametrize(
     ("settings", "processes"),
     [

@@ -13,6 +13,7 @@ import torch
 from distributed.ranks import run_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
+from sfno_dist.training.callbacks.average import WeightAverage
 from sfno_dist.training.requeue import SIGNALS, Agreement, SaveAndRequeue
 
 EPOCH = [f"train {n}" for n in range(4)] + [f"validate {n}" for n in range(3)] + ["end"]
@@ -81,7 +82,7 @@ def scontrol(tmp_path, monkeypatch) -> Path:
     return told
 
 
-def trainer(path: Path) -> lightning.Trainer:
+def trainer(path: Path, *callbacks: lightning.Callback) -> lightning.Trainer:
     return lightning.Trainer(
         max_epochs=2,
         num_sanity_val_steps=1,
@@ -90,7 +91,7 @@ def trainer(path: Path) -> lightning.Trainer:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[SaveAndRequeue(str(path))],
+        callbacks=[*callbacks, SaveAndRequeue(str(path))],
     )
 
 
@@ -127,6 +128,38 @@ def test_resumed_run_does_the_rest(tmp_path, scontrol, when, done, workers):
     redone = int(validation_started[0].split()[1]) + 1 if first.entries[-1].startswith("validate") else 0
     assert second.entries == (2 * EPOCH)[done - redone :]
     assert again.global_step == 8
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("when", ["0 train 1", "0 validate 1"])
+def test_averaged_weights_are_those_of_an_undisturbed_run(tmp_path, scontrol, when):
+    path = tmp_path / "last.ckpt"
+    weights = {}
+    for run in ("undisturbed", "disturbed"):
+        torch.manual_seed(0)
+        module, average = Diary(when if run == "disturbed" else ""), WeightAverage(decay=0.5)
+        if run == "disturbed":
+            with pytest.raises(SystemExit):
+                trainer(path, average).fit(module, loader(4), loader(3))
+            _forget_signals()
+            module, average = Diary(), WeightAverage(decay=0.5)
+        again = trainer(path, average)
+        again.fit(module, loader(4), loader(3), ckpt_path=path if run == "disturbed" else None)
+        end = tmp_path / f"{run}.ckpt"
+        again.save_checkpoint(end)
+        weights[run] = torch.load(end, weights_only=False)["state_dict"]["layer.weight"]
+    torch.testing.assert_close(weights["disturbed"], weights["undisturbed"], rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_of_two_batches_is_done_first(tmp_path, scontrol):
+    path = tmp_path / "last.ckpt"
+    module, accumulating = Diary("0 train 0"), trainer(path)
+    accumulating.accumulate_grad_batches = 2
+    with pytest.raises(SystemExit):
+        accumulating.fit(module, loader(4), loader(3))
+    assert module.entries == [*SANITY, "train 0", "train 1"]
+    assert torch.load(path, weights_only=False)["global_step"] == 1
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -39,6 +39,14 @@ class WeightAverage(EMAWeightAveraging):
         if self._exchanged:
             super().on_validation_epoch_end(trainer, module)
 
+    def on_save_checkpoint(
+        self, trainer: lightning.Trainer, module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        super().on_save_checkpoint(trainer, module, checkpoint)
+        if self._exchanged:  # a signal to save came within a validation
+            average, last = checkpoint["current_model_state"], checkpoint["state_dict"]
+            checkpoint["state_dict"], checkpoint["current_model_state"] = average, last
+
     def on_exception(
         self, trainer: lightning.Trainer, module: lightning.LightningModule, exception: BaseException
     ) -> None:
