@@ -113,16 +113,16 @@ def check_fits(
     for name, was, is_now in pairs:
         if was != is_now and name.removeprefix("model.") not in FREE:
             raise CheckpointError(
-                f"{path}: {name} was {was} in the checkpoint and is {is_now} now, so the training cannot go on from it; use "
-                f"the same settings, or train from the start"
+                f"{path}: {name} was {was} in the checkpoint and is {is_now} now, so the training cannot go on "
+                f"from it; use the same settings, or train from the start"
             )
     measured = ours["recipe"]["statistics"]
     mean, std = measured["mean"].numpy(), measured["std"].numpy()
     shift = np.abs(mean - recipe.statistics.mean) / std + np.abs(recipe.statistics.std / std - 1.0)  # [V]
     if (shift > SAME_STATISTICS).any():
         raise CheckpointError(
-            f"{path}: mean and spread of {recipe.variables[int(shift.argmax())]} over the training period are not those of "
-            f"the checkpoint, so the training cannot go on from it; use the same data and data.splits.train"
+            f"{path}: mean and spread of {recipe.variables[int(shift.argmax())]} over the training period are not "
+            f"those of the checkpoint, so the training cannot go on from it; use the same data and data.splits.train"
         )
 
 
