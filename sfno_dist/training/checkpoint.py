@@ -20,7 +20,8 @@ from sfno_dist.geometry import Grid
 
 KEY = "sfno_dist"
 FORMAT = 2
-SPEED_ONLY = ("backend", "exchange", "recompute_blocks")  # settings of a model that change nothing it computes
+# Settings of a model that change nothing of what its weights mean.
+FREE = ("backend", "exchange", "recompute_blocks", "input_noise", "dropout", "path_dropout")
 SAME_STATISTICS = 1e-3  # of the spread: far above what a layout changes in their last digits
 MODEL_PREFIX = "model."  # of the model's weights in the module's state dict
 
@@ -85,7 +86,7 @@ def read(path: Path) -> dict[str, Any]:
     return stored
 
 
-def check_format(stored: Any, path: str | Path) -> None:
+def check_format(stored: Any, path: str | Path | None) -> None:
     """``CheckpointError`` where ``stored`` is not what this version of ``train.py`` writes."""
     if not isinstance(stored, dict) or KEY not in stored:
         raise CheckpointError(
@@ -96,9 +97,11 @@ def check_format(stored: Any, path: str | Path) -> None:
         raise CheckpointError(f"{path}: checkpoint format {found}, this version reads {FORMAT}; upgrade sfno_dist")
 
 
-def check_fits(stored: dict[str, Any], model_settings: dict[str, Any], recipe: Recipe) -> None:
+def check_fits(
+    stored: dict[str, Any], path: str | Path | None, *, model_settings: dict[str, Any], recipe: Recipe
+) -> None:
     """``CheckpointError``, the same on every process, where a training with these settings cannot go on from it."""
-    check_format(stored, "the checkpoint to go on from")
+    check_format(stored, path)
     ours = stored[KEY]
     defaults = {
         name: p.default for name, p in inspect.signature(model_class(model_settings["name"])).parameters.items()
@@ -108,18 +111,18 @@ def check_fits(stored: dict[str, Any], model_settings: dict[str, Any], recipe: R
     pairs = [(f"model.{name}", then.get(name), now.get(name)) for name in sorted(then.keys() | now.keys())]
     pairs += [(f"data: {name}", ours["recipe"][name], facts[name]) for name in facts]
     for name, was, is_now in pairs:
-        if was != is_now and name.removeprefix("model.") not in SPEED_ONLY:
+        if was != is_now and name.removeprefix("model.") not in FREE:
             raise CheckpointError(
-                f"{name} was {was} in the checkpoint and is {is_now} now, so the training cannot go on from it; use "
-                f"the same settings, or train from the start"
+                f"{path}: {name} was {was} in the checkpoint and is {is_now} now, so the training cannot go on "
+                f"from it; use the same settings, or train from the start"
             )
     measured = ours["recipe"]["statistics"]
     mean, std = measured["mean"].numpy(), measured["std"].numpy()
     shift = np.abs(mean - recipe.statistics.mean) / std + np.abs(recipe.statistics.std / std - 1.0)  # [V]
     if (shift > SAME_STATISTICS).any():
         raise CheckpointError(
-            f"mean and spread of {recipe.variables[int(shift.argmax())]} over the training period are not those of "
-            f"the checkpoint, so the training cannot go on from it; use the same data and data.splits.train"
+            f"{path}: mean and spread of {recipe.variables[int(shift.argmax())]} over the training period are not "
+            f"those of the checkpoint, so the training cannot go on from it; use the same data and data.splits.train"
         )
 
 

@@ -133,7 +133,8 @@ class ForecastModule(lightning.LightningModule):
         checkpoint[checkpoints.KEY] = checkpoints.contents(self.model_settings, self.recipe, self.data_paths)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoints.check_fits(checkpoint, self.model_settings, self.recipe)
+        path = self.trainer.ckpt_path
+        checkpoints.check_fits(checkpoint, path, model_settings=self.model_settings, recipe=self.recipe)
 
 
 def warmup_cosine(steps: int, warmup_steps: int) -> Callable[[int], float]:

@@ -67,15 +67,14 @@ class SaveAndRequeue(lightning.Callback):
 
     def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
         number = self._agreement.on(self._received())
-        # A validation that follows is left out after a checkpoint from here: its first batch sees to it. Of a step that
-        # takes several batches those from before would be lost.
+        # A validation that follows is left out after a checkpoint from here: its first batch sees to it.
         later = trainer.is_last_batch or validation_follows(trainer)
-        if number and not later and not trainer.fit_loop.epoch_loop._should_accumulate():
+        if number and not later and not _between(trainer):
             self._stop(trainer, number, save=True)
 
     def on_validation_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
         number = self._agreement.on(self._received())
-        if not number or trainer.state.fn != "fit":
+        if not number or trainer.state.fn != "fit" or _between(trainer):
             return
         if not trainer.sanity_checking:
             # A validation that has begun and done nothing is what Lightning begins anew.
@@ -116,6 +115,11 @@ class SaveAndRequeue(lightning.Callback):
             elif Path(self.path).exists():
                 logger.info("go on with resume=%s", shlex.quote(self.path))
         raise SystemExit(status)
+
+
+def _between(trainer: lightning.Trainer) -> bool:
+    """Whether a step has taken some of its batches: their gradients are in no checkpoint, so the step is finished."""
+    return not trainer.sanity_checking and trainer.fit_loop.epoch_loop._should_accumulate()
 
 
 class Agreement:

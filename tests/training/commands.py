@@ -3,9 +3,11 @@
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +23,18 @@ def train(cwd: Path, *overrides: str, **environment: str) -> subprocess.Complete
 def sfno_dist(cwd: Path, *arguments, **environment: str) -> subprocess.CompletedProcess:
     """``sfno-dist *arguments`` in ``cwd``."""
     return _run([ROOT / "sfno_dist" / "cli.py", *arguments], cwd, environment)
+
+
+def kill_once(there: Path, cwd: Path, *overrides: str) -> None:
+    """``python train.py *overrides`` in ``cwd``, killed as soon as there is a file ``there``."""
+    words = [str(word) for word in (ROOT / "train.py", *overrides)]
+    process = CONTEXT.Process(target=_command, args=(words, cwd, {}, [cwd / "stdout.txt", cwd / "stderr.txt"]))
+    process.start()
+    while process.is_alive() and not there.exists():
+        time.sleep(0.002)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL, (cwd / "stderr.txt").read_text()
 
 
 def _run(words: list, cwd: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:

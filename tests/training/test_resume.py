@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from small_archive import archive, everything
 
 from sfno_dist import ProcessMesh
+from sfno_dist.training.callbacks import WeightAverage
 from sfno_dist.training.checkpoint import CheckpointError
 from sfno_dist.training.checkpoint_io import VerifiedCheckpointIO
 from sfno_dist.training.resume import KeepLast, RandomState, find_checkpoint
@@ -65,7 +66,7 @@ class Stop(lightning.Callback):
         trainer.should_stop = len(module.batches) == self.after
 
 
-def fit(folder, output, *, resume=None, kill=None, every=1, workers=0, callbacks=(), **options):
+def fit(folder, output, *, resume=None, kill=None, every=1, workers=0, average=False, callbacks=(), **options):
     """Batches of the run, and all that its weights, optimizer and generators are at its end."""
     lightning.seed_everything(1, verbose=False)
     data = everything(folder, str(folder / "a.nc"), rollout_steps=1, num_workers=workers)
@@ -77,7 +78,7 @@ def fit(folder, output, *, resume=None, kill=None, every=1, workers=0, callbacks
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
         default_root_dir=output, plugins=[VerifiedCheckpointIO()],
         callbacks=[best, KeepLast(output / "checkpoints", every_n_steps=every), RandomState(), *callbacks]
-        + ([] if kill is None else [Kill(kill)]),
+        + ([] if kill is None else [Kill(kill)]) + ([WeightAverage(0.6)] if average else []),
         **{"max_epochs": EPOCHS, "num_sanity_val_steps": 0, **options},
     )  # fmt: skip
     trainer.fit(module, datamodule=data, ckpt_path=find_checkpoint(resume, output, ProcessMesh()))
@@ -89,6 +90,7 @@ def fit(folder, output, *, resume=None, kill=None, every=1, workers=0, callbacks
         "epoch": trainer.current_epoch,
         "draws": (random.random(), np.random.rand(), torch.rand(3)),
         "best": best.best_model_score,
+        "kept": torch.load(output / "checkpoints" / "last.ckpt")["state_dict"],  # the average where there is one
     }
     return module.batches, end
 
@@ -124,6 +126,7 @@ OPTIONS = {
     "accumulated": {"accumulate_grad_batches": 4},  # an epoch is one whole step and a shorter one
     "validated": {"val_check_interval": 2},
     "validated_between": {"accumulate_grad_batches": 4, "val_check_interval": 3},
+    "averaged": {"average": True, "accumulate_grad_batches": 4, "val_check_interval": 3},
     "pairs": {"accumulate_grad_batches": 2},
     "rarely": {"every": 4},
     "rarely_validated": {"check_val_every_n_epoch": 2, "every": 5},
