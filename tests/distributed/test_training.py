@@ -56,7 +56,7 @@ def trained(folder, layout, spoiled=None, exchange="halo", recompute=True):
     placed = {"strategy": GlobeStrategy(mesh, cluster_environment=Rank(mesh)), "devices": mesh.size}
     trainer = lightning.Trainer(
         accelerator="cpu", max_epochs=1, limit_train_batches=4, limit_val_batches=2, log_every_n_steps=2,
-        gradient_clip_val=0.1, accumulate_grad_batches=1, num_sanity_val_steps=0, callbacks=[*callbacks, ForecastMaps(str(here))],
+        gradient_clip_val=0.1, num_sanity_val_steps=0, callbacks=[*callbacks, ForecastMaps(str(here))],
         logger=CSVLogger(here), enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
         use_distributed_sampler=False, **(placed if mesh.size > 1 else {}),
     )  # fmt: skip
