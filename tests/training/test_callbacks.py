@@ -17,7 +17,7 @@ from sfno_dist.training.callbacks import ForecastMaps, Throughput, TrainingDiver
 from sfno_dist.training.callbacks import maps as maps_module
 from sfno_dist.training.callbacks import throughput as throughput_module
 from sfno_dist.training.checkpoint import build_model
-from sfno_dist.training.module import ForecastModule
+from sfno_dist.training.module import ForecastModule, warmup_cosine
 
 SETTINGS = {"name": "SphericalTransformer", "embed_channels": 8, "depth": 1, "num_heads": 2}
 SETTINGS["latent_grid"] = {"kind": "legendre-gauss", "nlat": 6, "nlon": 12}
@@ -93,6 +93,25 @@ def test_an_average_goes_on_as_if_it_had_not_stopped(folder, tmp_path, steps):
         data(folder), tmp_path, callbacks=[WeightAverage(0.6), noted], resume=tmp_path / f"step={steps}.ckpt"
     )
     assert len(noted.steps) == 6 - steps and torch.equal(weights(whole), weights(again))
+
+
+@pytest.mark.parametrize("steps", [2, 3, 7])  # epochs of 6, 5 and 5 steps
+def test_the_learning_rate_goes_on_through_the_stages_of_a_curriculum(folder, tmp_path, steps):
+    stages = {"rollout_steps": {"train": [[0, 1], [1, 4]]}, "batch_size": 4, "num_workers": 0}
+    kept, rates = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1), Rates()
+    whole, _ = fit(data(folder, **stages), tmp_path, callbacks=[kept, rates], max_epochs=3)
+    expected = warmup_cosine(16, 1)
+    assert rates.seen == pytest.approx([1e-2 * expected(step) for step in range(16)])
+    again, _ = fit(data(folder, **stages), tmp_path, resume=tmp_path / f"step={steps}.ckpt", max_epochs=3)
+    assert torch.equal(weights(whole), weights(again))
+
+
+class Rates(lightning.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_start(self, trainer, module, *_):
+        self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
 
 
 def test_an_error_within_a_validation_does_not_exchange_what_is_kept(folder, tmp_path):
