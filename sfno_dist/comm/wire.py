@@ -5,7 +5,9 @@ Point-to-point messages alone, which gloo and NCCL both have, in 16 bits as well
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,8 @@ class Flight:
     Two processes exchange messages in the order in which they start them, so both must start the same ones.
     """
 
+    waited_s: ClassVar[float] = 0.0  # by this process so far, for all messages
+
     def __init__(self, mesh: ProcessMesh, sends: Sequence[Message], receives: Sequence[Message]) -> None:
         self.mesh, self.works, self.places = mesh, [], []
         operations = []
@@ -39,10 +43,12 @@ class Flight:
             self.works = dist.batch_isend_irecv(operations)
 
     def wait(self) -> None:
+        start = time.perf_counter()
         for index, work in enumerate(self.works):  # NCCL has one work for all, whose error names its peer
             with naming_the_lost(self.mesh, self.places[index]):
                 work.wait()
         self.works = []
+        Flight.waited_s += time.perf_counter() - start
 
 
 def _as_real(tensor: Tensor) -> Tensor:

@@ -150,6 +150,12 @@ class WeatherDataModule(lightning.LightningDataModule):
         elif self.batches:
             self._begin_stage(split)
 
+    def training_batches(self, epochs: int) -> list[int]:
+        """Number of batches in each of the first ``epochs`` epochs of training, whatever the stage that is on."""
+        curriculum = self.rollouts["train"]
+        samples = {steps: len(self._sequences("train", steps)) for _, steps in curriculum.stages}
+        return [-(-samples[curriculum.steps(epoch)] // self.batch_size) for epoch in range(epochs)]
+
     def _begin_stage(self, split: str, epoch: int = 0) -> None:
         """Makes the samples of a split as long as those of ``epoch`` are."""
         steps = self.rollouts[split].steps(epoch)

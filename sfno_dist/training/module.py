@@ -125,7 +125,7 @@ class ForecastModule(lightning.LightningModule):
         vectors = [p for p in self.parameters() if p.requires_grad and p.ndim <= 1]
         # Biases and norm weights have no reason to be small.
         optimizer = self.make_optimizer([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}])
-        steps = int(self.trainer.estimated_stepping_batches)
+        steps = training_steps(self.trainer)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(steps, round(self.warmup * steps)))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -135,6 +135,17 @@ class ForecastModule(lightning.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         path = self.trainer.ckpt_path
         checkpoints.check_fits(checkpoint, path, model_settings=self.model_settings, recipe=self.recipe)
+
+
+def training_steps(trainer: lightning.Trainer) -> int:
+    """Optimiser steps of the whole training; Lightning's estimate takes all epochs to be as long as the one at hand."""
+    data, epochs = getattr(trainer, "datamodule", None), trainer.max_epochs
+    estimate = trainer.estimated_stepping_batches
+    if data is None or epochs in (None, -1) or not isinstance(trainer.limit_train_batches, float):
+        return int(estimate)
+    batches = [int(count * trainer.limit_train_batches) for count in data.training_batches(epochs)]
+    steps = sum(-(-count // trainer.accumulate_grad_batches) for count in batches)
+    return steps if trainer.max_steps == -1 else min(steps, trainer.max_steps)
 
 
 def warmup_cosine(steps: int, warmup_steps: int) -> Callable[[int], float]:

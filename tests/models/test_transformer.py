@@ -28,6 +28,22 @@ def test_every_weight_takes_part():
     assert model.down.k_bias.grad.abs().max() < 1e-4
 
 
+def test_blocks_computed_again_give_the_same_gradients_to_the_bit_and_keep_less():
+    kept, gradients = [], []
+    for again in (False, True):
+        torch.manual_seed(1)
+        model = small_model(recompute_blocks=again)
+        torch.nn.init.normal_(model.head.weight)
+        x, held = torch.randn(2, 5, 13, 24), []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, held=held: held.append(t.numel()) or t, lambda t: t):
+            y = model(x)
+        kept.append(sum(held))
+        y.square().sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert kept[1] < 0.8 * kept[0]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
 def test_samples_of_a_batch_do_not_meet():
     model = small_model()
     torch.nn.init.normal_(model.head.weight)

@@ -1,17 +1,23 @@
 """What goes along with a training, in Lightning's own loop: averaged weights, the watchdog, early stops."""
 
+from types import SimpleNamespace
+
 import lightning
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from small_archive import archive, everything
 
+from sfno_dist import ProcessMesh
 from sfno_dist.data import DataError
 from sfno_dist.training import checkpoint as checkpoints
-from sfno_dist.training.callbacks import TrainingDivergedError, Watchdog, WeightAverage
+from sfno_dist.training.callbacks import ForecastMaps, Throughput, TrainingDivergedError, Watchdog, WeightAverage
+from sfno_dist.training.callbacks import maps as maps_module
+from sfno_dist.training.callbacks import throughput as throughput_module
 from sfno_dist.training.checkpoint import build_model
-from sfno_dist.training.module import ForecastModule
+from sfno_dist.training.module import ForecastModule, warmup_cosine
 
 SETTINGS = {"name": "SphericalTransformer", "embed_channels": 8, "depth": 1, "num_heads": 2}
 SETTINGS["latent_grid"] = {"kind": "legendre-gauss", "nlat": 6, "nlon": 12}
@@ -87,6 +93,25 @@ def test_an_average_goes_on_as_if_it_had_not_stopped(folder, tmp_path, steps):
         data(folder), tmp_path, callbacks=[WeightAverage(0.6), noted], resume=tmp_path / f"step={steps}.ckpt"
     )
     assert len(noted.steps) == 6 - steps and torch.equal(weights(whole), weights(again))
+
+
+@pytest.mark.parametrize("steps", [2, 3, 7])  # epochs of 6, 5 and 5 steps
+def test_the_learning_rate_goes_on_through_the_stages_of_a_curriculum(folder, tmp_path, steps):
+    stages = {"rollout_steps": {"train": [[0, 1], [1, 4]]}, "batch_size": 4, "num_workers": 0}
+    kept, rates = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1), Rates()
+    whole, _ = fit(data(folder, **stages), tmp_path, callbacks=[kept, rates], max_epochs=3)
+    expected = warmup_cosine(16, 1)
+    assert rates.seen == pytest.approx([1e-2 * expected(step) for step in range(16)])
+    again, _ = fit(data(folder, **stages), tmp_path, resume=tmp_path / f"step={steps}.ckpt", max_epochs=3)
+    assert torch.equal(weights(whole), weights(again))
+
+
+class Rates(lightning.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_start(self, trainer, module, *_):
+        self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
 
 
 def test_an_error_within_a_validation_does_not_exchange_what_is_kept(folder, tmp_path):
@@ -173,3 +198,51 @@ def test_a_training_without_progress_stops_early(folder, tmp_path):
     )  # fmt: skip
     assert trainer.current_epoch == 3
     assert np.isfinite(float(trainer.callback_metrics["train/loss"]))
+
+
+def test_maps_show_the_last_step_of_the_first_sample_in_its_units(folder, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(maps_module, "forecast_maps", lambda *told: shown.append(told))
+    fit(data(folder), tmp_path, callbacks=[ForecastMaps(str(tmp_path / "maps"))])
+    assert [path.name for *_, path in shown] == ["epoch_0.png", "epoch_1.png"]
+    forecast, truth, _, _ = shown[0]
+    assert truth.time.values.astype("datetime64[h]").astype(str).tolist() == [
+        "2020-01-06T18",
+        "2020-01-07T00",
+        "2020-01-07T06",
+    ]
+    with xr.open_dataset(folder / "a.nc") as raw:
+        for name in ("t2m", "z500", "sst", "tp"):
+            expected = raw[name].sel(time=truth.time.values).values
+            np.testing.assert_allclose(truth[name].values[1:], expected[1:], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(forecast.t2m.values[0], truth.t2m.values[0])
+    assert forecast.sst.isnull().equals(truth.sst.isnull()) and truth.t2m.attrs["units"] == "K"
+    assert not np.allclose(forecast.t2m.values[-1], truth.t2m.values[-1])
+
+
+def test_throughput_tells_waits_from_work(monkeypatch):
+    """By a clock that is set: per step 3 s for the batch, 5 s of work, of which 2 s for messages; 4 samples."""
+    clock, logged = [0.0], []
+    monkeypatch.setattr(throughput_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(throughput_module.Flight, "waited_s", 7.0)
+    module = SimpleNamespace(
+        recipe=SimpleNamespace(mesh=ProcessMesh()), device=torch.device("cpu"),
+        log_dict=lambda values, prog_bar: logged.append(values),
+    )  # fmt: skip
+    trainer, batch = SimpleNamespace(log_every_n_steps=2, global_step=0), {"weight": torch.tensor([1.0] * 4 + [0.0])}
+    callback = Throughput()
+    callback.on_train_epoch_start(trainer, module)
+    for _ in range(4):
+        clock[0] += 3.0
+        callback.on_train_batch_start(trainer, module, batch, 0)
+        clock[0] += 5.0
+        throughput_module.Flight.waited_s += 2.0
+        trainer.global_step += 1
+        callback.on_train_batch_end(trainer, module, None, batch, 0)
+        clock[0] += 100.0
+        throughput_module.Flight.waited_s += 50.0
+        callback.on_validation_end(trainer, module)  # which does not count
+    assert len(logged) == 2
+    for values in logged:
+        assert values["speed/samples_per_s"] == 4 / 8 and values["speed/data_wait"] == 3 / 8
+        assert values["speed/communication"] == 2 / 8 and values["speed/peak_gib"] > 0.05

@@ -1,5 +1,6 @@
 """Every choice of every configuration group builds what it names, and every experiment takes a step."""
 
+import importlib.util
 import math
 import os
 import re
@@ -17,6 +18,7 @@ from sfno_dist.geometry import Grid
 from sfno_dist.mesh import ProcessMesh
 from sfno_dist.training import run
 from sfno_dist.training.checkpoint import load
+from sfno_dist.training.config import ConfigError
 from sfno_dist.training.launch import Processes, wanted
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +104,10 @@ def test_optim(choice, tmp_path):
 )
 def test_trainer_with_its_callbacks_and_loggers(group, choice, tmp_path):
     config = composed(tmp_path, f"{group}={choice}")
+    if choice in ("wandb", "mlflow") and importlib.util.find_spec(choice) is None:
+        with pytest.raises(ConfigError, match=rf"^logger\.{choice}: .*pip install -U '{choice}"):
+            run.build_trainer(config, ProcessMesh())
+        return
     trainer = run.build_trainer(config, ProcessMesh())
     assert len(trainer.loggers) == len(config.logger) and trainer.num_devices == 1
     assert {type(c).__name__ for c in trainer.callbacks} >= {
