@@ -239,19 +239,20 @@ def epoch(samples: Samples, step: float) -> tuple[float, float]:
 
 
 def print_wait(folder: Path, times: int) -> None:
-    """Steps that compute for some multiple of what a worker takes to read a batch and hand it over."""
-    print("\n| store | ms to read and hand over | step / that | waited, median of rounds |\n|---|---|---|---|")
+    """Steps that compute for some multiple of what a worker takes to read a batch and hand it over, and for 50 ms."""
+    print(f"\nload average {os.getloadavg()[0]:.1f}")
+    print("| store | ms to read and hand over | step | waited, median of rounds |\n|---|---|---|---|")
+    steps = {"1.2 of that": 1.2, "2 of that": 2.0, "50 ms": None}
     for name in (GLOBE_NC, TILES_ZARR):
         samples = Samples(folder / name, times)
-        rounds: dict[float, list[float]] = {1.2: [], 2.0: []}
-        readings = []
+        readings, waited = [], {step: [] for step in steps}
         for _ in range(ROUNDS):
-            for factor, shares in rounds.items():
+            for step, factor in steps.items():
                 readings.append(epoch(samples, 0.0)[1])  # of the machine as it is now
-                shares.append(epoch(samples, factor * readings[-1])[0])
-        for factor, shares in rounds.items():
-            waited = 100 * float(np.median(shares))
-            print(f"| {name} | {1e3 * np.median(readings):.1f} | {factor} | {waited:.1f} % |", flush=True)
+                waited[step].append(epoch(samples, factor * readings[-1] if factor else 0.05)[0])
+        for step, shares in waited.items():
+            took, share = 1e3 * np.median(readings), 100 * np.median(shares)
+            print(f"| {name} | {took:.1f} | {step} | {share:.1f} % |", flush=True)
 
 
 def main() -> None:
