@@ -25,9 +25,9 @@ import xarray as xr
 from torch.utils.data import DataLoader, Dataset
 
 from sfno_dist import Decomposition, Grid, ProcessMesh
-from sfno_dist.data import open_dataset
 from sfno_dist.data.demo import DemoWeather
 from sfno_dist.data.inspect import tile_reads
+from sfno_dist.data.open import dataset_of, open_sources
 from sfno_dist.data.rechunk import rechunk
 from sfno_dist.data.samples import FieldReader
 
@@ -111,9 +111,9 @@ def paired(readers: dict[str, Reader], times: int) -> dict[str, tuple[float, flo
 def print_chunks(folder: Path) -> None:
     print("| store | polar x azimuth | needed KiB | touched / needed | worst process |\n|---|---|---|---|---|")
     for name in (GLOBE_NC, SERIES_NC, GLOBE_ZARR, TILES_ZARR):
-        dataset = open_dataset(folder / name)
+        opened = dataset_of(open_sources(folder / name))
         for polar, azimuth in LAYOUTS:
-            reads = tile_reads(dataset, ProcessMesh.on_paper(polar=polar, azimuth=azimuth))
+            reads = tile_reads(*opened, ProcessMesh.on_paper(polar=polar, azimuth=azimuth))
             needed, touched = (sum(getattr(tile, what) for tile in reads) for what in ("needed", "touched"))
             worst = max(tile.touched / tile.needed for tile in reads)
             cells = f"{needed / len(reads) / 1024:.0f} | {touched / needed:.2f} | {worst:.2f}"
