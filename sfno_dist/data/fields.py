@@ -44,6 +44,11 @@ class Fields:
                 values[np.ix_(mine, np.array(numbers))] = read
         return values
 
+    def stored_type(self, variable: str) -> np.dtype:
+        """Of the numbers in the files."""
+        source = self.series[variable].sources[0]
+        return np.dtype(source.fields[source.stored_name(variable)[0]].dtype)
+
     def _read_file(self, source, variables, indices, rows, columns) -> np.ndarray:
         may_miss = [name for name in variables if name in self.missing]
         read = source.read(variables, indices, rows, columns, may_miss=may_miss)

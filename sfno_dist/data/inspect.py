@@ -15,6 +15,7 @@ import xarray as xr
 from sfno_dist.data.calendars import time_text
 from sfno_dist.data.checks import files
 from sfno_dist.data.errors import DataError
+from sfno_dist.data.fields import Fields
 from sfno_dist.data.ledger import LEDGER, Reads
 from sfno_dist.data.open import dataset_of, open_sources
 from sfno_dist.data.rechunk import every_field
@@ -37,26 +38,29 @@ class TileReads:
     touched: int
 
 
-def tile_reads(dataset: xr.Dataset, mesh: ProcessMesh) -> list[TileReads]:
-    """Of each process of a globe of ``mesh``, counted without reading a field from a lazy ``open_dataset``."""
+def tile_reads(dataset: xr.Dataset, fields: Fields, mesh: ProcessMesh) -> list[TileReads]:
+    """Of each process of a globe of ``mesh``, counted without reading a field of what ``dataset_of`` gives."""
     tiles = Decomposition(Grid.from_coordinates(dataset.lat.values, dataset.lon.values), mesh)
+    names = {name: fields.stored_type(name).itemsize for name in map(str, dataset.data_vars)}
     found = []
     for place in range(mesh.globe_size):
         rows, columns = tiles.tile(place)
-        planned = [_planned(field, rows, columns) for field in dataset.data_vars.values()]
-        values = (rows.stop - rows.start) * (columns.stop - columns.start)
-        needed = sum(values * next(iter(entries.values())).layout.itemsize for entries in planned)
-        touched = sum(entry.touched for entries in planned for entry in entries.values())
+        planned = _planned(dataset, fields, list(names), rows=rows, columns=columns)
+        needed = (rows.stop - rows.start) * (columns.stop - columns.start) * sum(names.values())
+        touched = sum(entry.touched for entry in planned.values())
         found.append(TileReads(rows, columns, needed, touched))
     return found
 
 
-def _planned(field: xr.DataArray, rows: slice, columns: slice) -> dict[tuple[str, str], Reads]:
-    """What a tile of one time in the middle takes of each array, without reading it."""
-    whole = np.flatnonzero(field["complete"].values)
+def _planned(
+    dataset: xr.Dataset, fields: Fields, names: list[str], *, rows: slice, columns: slice
+) -> dict[tuple[str, str], Reads]:
+    """What a tile of one time in the middle takes of each array, all variables together, without reading it."""
+    whole = np.flatnonzero(dataset["complete"].values)
+    points = (np.arange(part.start, part.stop) for part in (rows, columns))
     with LEDGER.without_reading() as entries, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of values that are not plausible: they are not the file's
-        field[int(whole[len(whole) // 2]), rows, columns].values  # noqa: B018
+        fields.read(names, whole[[len(whole) // 2]], *points)
     return entries
 
 
@@ -76,15 +80,15 @@ def report(
     """Tables of grid, times, variables and reads as plain text; ``DataError`` for what ``open_dataset`` refuses."""
     sources = open_sources(paths, member=member)
     names = list(variables or every_field(sources))
-    dataset, _ = dataset_of(sources, names, missing=missing)
-    reads = tile_reads(dataset, mesh)
+    dataset, fields = dataset_of(sources, names, missing=missing)
+    reads = tile_reads(dataset, fields, mesh)
     return "\n\n".join(
         (
             _overview(sources, dataset),
-            "Variables\n" + _table(_variable_rows(dataset, sources)),
+            "Variables\n" + _table(_variable_rows(dataset, fields, sources)),
             f"One time of all {len(names)} fields on {_layout_text(mesh)} processes (polar x azimuth), uncompressed\n"
             + _table(_process_rows(reads)),
-            "Layouts, all processes together\n" + _table(_layout_rows(dataset, mesh)),
+            "Layouts, all processes together\n" + _table(_layout_rows(dataset, fields, mesh)),
             _advice(paths, mesh, reads, variables=variables, missing=missing, member=member),
         )
     )
@@ -134,7 +138,7 @@ def _repeated(sources, name: str) -> int:
     return found.size - np.unique(found).size
 
 
-def _variable_rows(dataset: xr.Dataset, sources) -> list[tuple[str, ...]]:
+def _variable_rows(dataset: xr.Dataset, fields: Fields, sources) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("name", "units", "stored as", "dtype", "levels (hPa)", "dims", "chunks")]
     groups: dict[tuple[str, str], list[str]] = {}
     for name in map(str, dataset.data_vars):
@@ -147,7 +151,7 @@ def _variable_rows(dataset: xr.Dataset, sources) -> list[tuple[str, ...]]:
     by_path = {source.path: source for source in sources}
     for (path, stored), names in groups.items():
         field = by_path[path].fields[stored]
-        planned = _planned(dataset[names[0]], slice(0, 1), slice(0, 1))
+        planned = _planned(dataset, fields, names[:1], rows=slice(0, 1), columns=slice(0, 1))
         layout = next(iter(planned.values())).layout
         shown = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
         levels = ", ".join(f"{level:g}" for level in field.levels) if len(field.levels) < 8 else f"{len(field.levels)}"
@@ -166,14 +170,14 @@ def _process_rows(reads: list[TileReads]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _layout_rows(dataset: xr.Dataset, mesh: ProcessMesh) -> list[tuple[str, ...]]:
+def _layout_rows(dataset: xr.Dataset, fields: Fields, mesh: ProcessMesh) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("polar x azimuth", "needed", "chunks touched", "factor", "busiest process")]
     nlat, nlon = dataset.sizes["lat"], dataset.sizes["lon"]
     for polar, azimuth in dict.fromkeys(((mesh.polar, mesh.azimuth), *USUAL_LAYOUTS)):
         if polar > nlat or azimuth > nlon:
             continue
         layout = ProcessMesh.on_paper(polar=polar, azimuth=azimuth, row_balance=mesh.row_balance)
-        reads = tile_reads(dataset, layout)
+        reads = tile_reads(dataset, fields, layout)
         needed, touched = (sum(getattr(tile, what) for tile in reads) for what in ("needed", "touched"))
         most = _bytes(max(tile.touched for tile in reads))
         rows.append((_layout_text(layout), _bytes(needed), _bytes(touched), f"{touched / needed:.2f}", most))
