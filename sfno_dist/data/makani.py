@@ -47,10 +47,10 @@ def read_contents(dataset: xr.Dataset, path: str) -> Contents:
     names = [x.decode() if isinstance(x, bytes) else str(x) for x in coordinate(channel_dim, "channel")]
     times = _times(dataset, time_dim, about, path)
     latitudes, longitudes = (coordinate(dim, key) for dim, key in ((lat_dim, "lat"), (lon_dim, "lon")))
-    counts = zip(("times", "channels", "latitudes", "longitudes"), (times, names, latitudes, longitudes), strict=True)
-    for (what, given), size in zip(counts, field.shape, strict=True):
-        if len(given) != size:
-            raise DataError(f"{path}: {len(given)} {what} are named, {array} has {size}; mend data.json")
+    counts = {"times": len(times), "channels": len(names), "latitudes": len(latitudes), "longitudes": len(longitudes)}
+    for (what, count), size in zip(counts.items(), field.shape, strict=True):
+        if count != size:
+            raise DataError(f"{path}: {count} {what} are named, {array} has {size}; mend data.json")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"{path}: the channel {', '.join(twice)} is named twice; mend data.json")
     valid = dataset["valid_data"].values.astype(bool) if "valid_data" in dataset.variables else None
