@@ -23,6 +23,11 @@ def read_contents(dataset: xr.Dataset, path: str) -> Contents:
     data = dataset["data"]
     time_dim, variable_dim, member_dim, cell_dim = map(str, data.dims)
     names = [str(name) for name in dataset.attrs["variables"]]
+    if len(set(names)) != data.sizes[variable_dim] or len(names) != len(set(names)):
+        raise DataError(
+            f"{path}: its attributes name {len(names)} variables, {len(set(names))} of them different, data has "
+            f"{data.sizes[variable_dim]}; make the dataset anew"
+        )
     about = dataset.attrs.get("variables_metadata", {})
     latitudes, longitudes, by_column = _points(dataset, path)
     times = decode_times(dataset["dates"].values, dataset["dates"].attrs, f"{path}: dates")

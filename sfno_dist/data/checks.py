@@ -39,8 +39,12 @@ SIGNATURES = {
 def files(paths: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
     """Files and zarr folders that paths and globs name, in order; ``DataError`` for one that names nothing."""
     found: list[str] = []
-    for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
-        text = os.path.expanduser(os.fspath(path))
+    try:
+        given = [os.fspath(x) for x in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    except TypeError:
+        raise DataError(f"data files are named by a path, a pattern or a list of them, got {paths!r}") from None
+    for path in given:
+        text = os.path.expanduser(path)
         if "://" in text:
             raise DataError(f"{text}: remote stores are not read; copy the files to a disk and name them there")
         # A name is taken as it stands before its brackets are read as a pattern.

@@ -15,7 +15,7 @@ from sfno_dist.comm import sum_on_cpu
 from sfno_dist.data.cache import StatisticsCache
 from sfno_dist.data.curriculum import Curriculum
 from sfno_dist.data.errors import DataError
-from sfno_dist.data.failure import has_processes, raise_everywhere
+from sfno_dist.data.failure import has_processes, raise_everywhere, refuse_differences
 from sfno_dist.data.ledger import LEDGER
 from sfno_dist.data.recipe import MAPS, Recipe, Roles, check_features, check_options
 from sfno_dist.data.regrid import static_on_tile
@@ -125,6 +125,7 @@ class WeatherDataModule(lightning.LightningDataModule):
         except DataError as error:
             problem = str(error)
         raise_everywhere(problem, self.mesh)
+        refuse_differences(self.reader.facts(), self.mesh)
         self.recipe = self._recipe(training)
         for split in SPLITS:
             self.batches[split] = GlobalBatches(

@@ -46,10 +46,16 @@ def read_contents(dataset: xr.Dataset, path: str) -> Contents:
 
     names = [x.decode() if isinstance(x, bytes) else str(x) for x in coordinate(channel_dim, "channel")]
     times = _times(dataset, time_dim, about, path)
-    for what, size, expected in (("channels", len(names), 1), ("times", times.size, 0)):
-        if size != field.shape[expected]:
-            raise DataError(f"{path}: {size} {what} are named, {array} has {field.shape[expected]}; mend data.json")
+    latitudes, longitudes = (coordinate(dim, key) for dim, key in ((lat_dim, "lat"), (lon_dim, "lon")))
+    counts = {"times": len(times), "channels": len(names), "latitudes": len(latitudes), "longitudes": len(longitudes)}
+    for (what, count), size in zip(counts.items(), field.shape, strict=True):
+        if count != size:
+            raise DataError(f"{path}: {count} {what} are named, {array} has {size}; mend data.json")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"{path}: the channel {', '.join(twice)} is named twice; mend data.json")
     valid = dataset["valid_data"].values.astype(bool) if "valid_data" in dataset.variables else None
+    if valid is not None and valid.shape != field.shape[:2]:
+        raise DataError(f"{path}: valid_data has shape {valid.shape}, {array} {field.shape[:2]} times and channels")
     units = about.get("attrs", {}).get("units", {})
     fields = {
         name: StoredField(
@@ -64,8 +70,8 @@ def read_contents(dataset: xr.Dataset, path: str) -> Contents:
     }
     absent = {} if valid is None else {name: np.flatnonzero(~valid[:, place]) for place, name in enumerate(names)}
     return Contents(
-        latitudes=coordinate(lat_dim, "lat").astype(np.float64),
-        longitudes=coordinate(lon_dim, "lon").astype(np.float64),
+        latitudes=latitudes.astype(np.float64),
+        longitudes=longitudes.astype(np.float64),
         times=times,
         time_indices=np.arange(times.size),
         dims={"lat": lat_dim, "lon": lon_dim, "time": time_dim},
@@ -80,8 +86,10 @@ def _times(dataset: xr.Dataset, dim: str, about: dict, path: str) -> np.ndarray:
         attributes = {"units": "seconds since 1970-01-01", **dataset[dim].attrs}
         return decode_times(dataset[dim].values, attributes, f"{path}: {dim}")
     year = re.search(r"(\d{4})", Path(path).stem)
-    if year is None or "dhours" not in about:
-        raise DataError(f"{path}: no times: needs a dimension scale, or a year in its name and dhours in data.json")
+    if year is None or not isinstance(about.get("dhours"), (int, float)):
+        raise DataError(
+            f"{path}: no times: needs a dimension scale, or a year in its name and dhours, a number, in data.json"
+        )
     start = np.datetime64(f"{year[1]}-01-01", "ns")
     return start + np.arange(dataset.sizes[dim]) * np.timedelta64(int(about["dhours"] * 3600), "s")
 
@@ -94,5 +102,5 @@ def _description(path: str) -> dict | None:
                 about = json.loads((place / "data.json").read_text())
             except ValueError as error:
                 raise DataError(f"{place / 'data.json'}: is no JSON ({error}); mend it") from error
-            return about if isinstance(about, dict) and "coords" in about else None
+            return about if isinstance(about, dict) and isinstance(about.get("coords"), dict) else None
     return None

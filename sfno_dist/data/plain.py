@@ -81,7 +81,7 @@ def _fields(dataset: xr.Dataset, dims: dict[str, str | None]) -> dict[str, Store
             dims=tuple(map(str, variable.dims)),
             sizes=tuple(variable.shape),
             dtype=str(variable.encoding.get("dtype", variable.dtype)),
-            attributes={x: variable.attrs[x] for x in KEPT_ATTRIBUTES if x in variable.attrs},
+            attributes={x: str(variable.attrs[x]) for x in KEPT_ATTRIBUTES if x in variable.attrs},
             level_dim=level,
             levels=levels_of[level] if level else lone,
             member_dim=member,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ def rechunk(
         raise DataError(f"rechunk writes zarr format 3, for which zarr {zarr.__version__} is too old; install zarr>=3")
     target = Path(output)
     check_output(target)
+    if target.suffix != ".zarr":
+        raise DataError(f"{output}: rechunk writes a zarr folder; give it a name that ends in .zarr")
     sources = open_sources(paths, member=member)
     dataset, _ = dataset_of(sources, list(variables or every_field(sources)), missing=missing)
     dataset = dataset.isel(time=np.flatnonzero(dataset["complete"].values)).drop_vars("complete")
@@ -70,6 +73,9 @@ def every_field(sources: Sequence[SourceFile]) -> list[str]:
                 names[name] = None
             elif field.level_dim and source.dims["time"] in (None, *field.dims):
                 names.update(dict.fromkeys(f"{name}{level:g}" for level in field.levels if level % 1 == 0))
+                if left_out := [f"{level:g}" for level in field.levels if level % 1]:
+                    told = f"{name} at {', '.join(left_out)} hPa is left out: names of fields take whole hPa"
+                    warnings.warn(f"{source.path}: {told}", stacklevel=2)
     if not names:
         source = sources[0]
         raise DataError(f"{source.path}: no variable on (time, lat, lon); it holds {', '.join(source.fields)}")

@@ -5,6 +5,7 @@ Dims: B batch, T steps, V variables that come out, F feature channels, H rows an
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Collection, Sequence
 from functools import cached_property
@@ -100,6 +101,17 @@ class FieldReader:
         for terms in self._terms.values():
             whole = whole & (terms >= 0).all(axis=1) & whole[np.maximum(terms, 0)].all(axis=1)
         return whole
+
+    def facts(self) -> dict[str, str]:
+        """What must be alike on all processes that share the data, in words."""
+        moments, whole = instants(self.times), self.complete
+        digest = hashlib.sha256(moments.tobytes() + whole.tobytes()).hexdigest()[:8]
+        units = (f"{name} in {self.dataset[name].attrs.get('units', '')!r}" for name in self.variables)
+        return {
+            "variables": ", ".join(units),
+            "grid": str(self.tile.grid),
+            "times": f"{len(moments)} from {time_text(self.times[0])} to {time_text(self.times[-1])} ({digest})",
+        }
 
     def sum_over(self, step: TimeStep, names: Collection[str]) -> None:
         """Reads the variables ``names`` as sums over the step that ends at each time.

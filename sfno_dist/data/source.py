@@ -27,6 +27,9 @@ from sfno_dist.data.names import find_variable, quantity_of
 from sfno_dist.data.units import implausible
 from sfno_dist.geometry import GridError
 
+# Codes of missing values that no well-known variable has as a value.
+FILL_CODES = {-999.0, -9999.0, -99999.0, 9999.0, 99999.0, 999999.0, -32767.0, -32768.0}
+
 
 class Values(NamedTuple):
     """``fields`` [times, variables, rows, columns] float32; ``lowest`` and ``highest`` [variables] of those not NaN."""
@@ -216,11 +219,20 @@ class SourceFile:
                     )
 
     def warn_implausible(self, wanted: str, low: float, high: float) -> bool:
-        """Warns where values ``low`` .. ``high`` do not fit the units of a well-known variable; whether it did."""
+        """Warns where values ``low`` .. ``high`` do not fit the units of a well-known variable; whether it did.
+
+        ``DataError`` where the one that does not fit is a common code of missing values.
+        """
         if wanted not in self._quantities:
             self._quantities[wanted] = self._quantity(wanted)
         quantity, units, level = self._quantities[wanted]
         odd = implausible(quantity, units, low, high, level) if quantity is not None and low <= high else None
+        code = next((x for x in (low, high) if odd and x in FILL_CODES), None)
+        if code is not None:
+            raise DataError(
+                f"{self.path}: {wanted} has {odd}: {code:g} is a fill code that the file does not declare; set its "
+                f"_FillValue to {code:g}"
+            )
         if odd:
             warnings.warn(f"{self.path}: {wanted} has {odd}; check its units", stacklevel=2)
         return odd is not None

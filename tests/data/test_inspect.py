@@ -131,3 +131,15 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch, capsys, words: list[
         cli.main(words)
     message = capsys.readouterr().err
     assert ended.value.code == 1 and message.count("\n") == 1 and message.startswith("error: ") and said in message
+
+
+def test_rechunk_names_what_it_cannot_do(tmp_path):
+    from atmosphere import make, write
+
+    levels = xr.DataArray([500.0, 0.5], dims="level", name="level", attrs={"units": "hPa"})
+    path = str(write(xr.concat([make(), make()], levels).transpose("time", ...), tmp_path))
+    with pytest.raises(DataError, match=r"o\.nc: rechunk writes a zarr folder; .* ends in \.zarr"):
+        rechunk(path, tmp_path / "o.nc", ProcessMesh.on_paper())
+    with pytest.warns(UserWarning, match=r"a\.nc: t at 0\.5 hPa is left out"):
+        rechunk(path, tmp_path / "o.zarr", ProcessMesh.on_paper())
+    assert list(open_dataset(tmp_path / "o.zarr")) == ["t500"]

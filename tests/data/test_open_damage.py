@@ -343,3 +343,14 @@ def test_codes_and_packing_written_as_text_count_as_numbers(kind, tmp_path):
     attributes = {"units": "K", "scale_factor": "0.01", "add_offset": "270."}
     raw = make().assign(t=(data.t.dims, packed, attributes))
     assert_right(open_dataset(write(raw, tmp_path, "packed", kind)), atol=0.0051)
+
+
+@pytest.mark.parametrize("code", [-999.0, -9999.0, 9999.0, -32767.0])
+def test_fill_codes_among_values_of_a_known_variable_are_named(code, tmp_path):
+    """As a value of a variable whose range is not known it may be right."""
+    data = make()
+    data.t[2, 3, 4] = code
+    with pytest.raises(DataError, match=rf"a\.nc: t has values .*: {code:g} is a fill code that the file does not"):
+        open_dataset(write(data, tmp_path)).load()
+    other = open_dataset(write(data.rename(t="index"), tmp_path, "b")).load()
+    assert other.index[2, 3, 4] == code

@@ -391,3 +391,42 @@ def test_points_in_radians(tmp_path):
 def test_names_of_cmip(wanted, held, level, tmp_path):
     data = on_levels([50000.0, 85000.0], units="Pa") if level else make()
     assert_right(open_dataset(write(data.rename(t=held), tmp_path), [wanted]))
+
+
+MAKANI_FAULTS = {
+    "3 latitudes are named, fields has 13": {"lat": [90.0, 0.0, -90.0]},
+    "2 channels are named, fields has 1": {"channel": ["t", "u"]},
+    "dhours, a number": {"dhours": "6h"},
+    r"valid_data has shape \(3, 1\)": {"valid": np.ones((3, 1), "i4")},
+    "the channel t is named twice": {"channel": ["t", "t"], "count": 2},
+}
+
+
+@pytest.mark.parametrize("words", MAKANI_FAULTS)
+def test_makani_whose_parts_do_not_fit_is_named(words, tmp_path):
+    fault = {"channel": ["t"], "lat": [*GRID.latitudes_degrees], "dhours": 6, "count": 1, **MAKANI_FAULTS[words]}
+    coords = {"channel": fault["channel"], "lat": fault["lat"], "lon": [*GRID.longitudes_degrees]}
+    (tmp_path / "data.json").write_text(json.dumps({"coords": coords, "dhours": fault["dhours"]}))
+    parts = {"fields": (("a", "b", "c", "d"), np.repeat(make().t.values[:, None], fault["count"], 1))}
+    if "valid" in fault:
+        parts["valid_data"] = (("e", "f"), fault["valid"])
+    xr.Dataset(parts).to_netcdf(tmp_path / "2019.h5", engine="netcdf4")
+    with pytest.raises(DataError, match=rf"2019\.h5: .*{words}"):
+        open_dataset(tmp_path / "2019.h5")
+
+
+@pytest.mark.parametrize("names", [["t", "u"], ["t", "t"], []])
+def test_anemoi_whose_names_do_not_fit_are_refused(names, tmp_path):
+    points = np.meshgrid(GRID.latitudes_degrees, GRID.longitudes_degrees, indexing="ij")
+    flat = {name: ("cell", x.ravel()) for name, x in zip(("latitudes", "longitudes"), points, strict=True)}
+    data = ("time", "variable", "ensemble", "cell"), make().t.values.reshape(6, 1, 1, -1)
+    raw = xr.Dataset({"data": data, "dates": ("time", make().time.values), **flat}, attrs={"variables": names})
+    raw.to_zarr(tmp_path / "a.zarr", consolidated=False)
+    with pytest.raises(DataError, match=rf"a\.zarr: its attributes name {len(names)} variables"):
+        open_dataset(tmp_path / "a.zarr")
+
+
+@pytest.mark.parametrize("paths", [None, 3, [None]])
+def test_paths_that_are_none_are_named(paths):
+    with pytest.raises(DataError, match="data files are named by a path, a pattern or a list of them"):
+        open_dataset(paths)

@@ -1,5 +1,7 @@
 """The DataModule on several processes: tiles, statistics and errors are those of one process."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -140,3 +142,26 @@ def test_losses_and_scores_of_tiles_and_replicas_are_those_of_one_process(data, 
             np.testing.assert_array_equal(result[name], results[0][name])  # logged values must not differ
     if data == 1:
         np.testing.assert_allclose(sum(r["means"] for r in results), whole["means"], rtol=1e-12)
+
+
+def _own_files(folder, kinds):
+    mesh = ProcessMesh(*((2, 1) if kinds[0] == "replicas" else (1, 2)), timeout_s=300)
+    data = everything(folder, str(folder / f"{kinds[1 + mesh.rank]}.nc"), mesh=mesh)
+    try:
+        data.setup()
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("cut", ["replicas", "tiles"])
+@pytest.mark.parametrize(
+    ("other", "words"), [("short", "times 40 from .* and 39 from"), ("units", "'K'.* and .*'degC'")]
+)
+def test_processes_that_find_other_files_are_told_alike(tmp_path, cut, other, words):
+    path = archive(tmp_path)
+    with xr.open_dataset(path) as data:
+        data.isel(time=slice(-1)).to_netcdf(tmp_path / "short.nc")
+        data.assign(t2m=data.t2m.assign_attrs(units="degC")).to_netcdf(tmp_path / "units.nc")
+    results = run_ranks(2, _own_files, tmp_path, (cut, "a", other))
+    assert results[0] == results[1]
+    assert re.match(f"DataError: processes found different data: .*{words}", results[0]), results[0]
