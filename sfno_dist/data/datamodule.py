@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import lightning
@@ -11,19 +10,19 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from sfno_dist.comm import sum_on_cpu
 from sfno_dist.data.cache import StatisticsCache
 from sfno_dist.data.curriculum import Curriculum
 from sfno_dist.data.errors import DataError
 from sfno_dist.data.failure import has_processes, raise_everywhere, refuse_differences
 from sfno_dist.data.ledger import LEDGER
-from sfno_dist.data.recipe import MAPS, Recipe, Roles, check_features, check_options
+from sfno_dist.data.recipe import Recipe, Roles, check_features, check_options
 from sfno_dist.data.regrid import static_on_tile
 from sfno_dist.data.sampler import GlobalBatches
 from sfno_dist.data.samples import FAILURE, FieldReader, ForecastSamples
 from sfno_dist.data.splits import SPLITS, Splits
 from sfno_dist.data.statistics import Moments, Statistics, measure
 from sfno_dist.data.timeline import TimeStep, sequences
+from sfno_dist.data.whole import with_whole
 from sfno_dist.geometry import Grid
 from sfno_dist.mesh import ProcessMesh
 
@@ -227,7 +226,7 @@ class WeatherDataModule(lightning.LightningDataModule):
             land_mask=maps.get("land_mask"),
             mesh=reader.mesh,
         )
-        return recipe.cut(self.mesh) if on_paper else _with_whole(recipe)
+        return recipe.cut(self.mesh) if on_paper else with_whole(recipe)
 
     def _statistics(self, reader: FieldReader, training: np.ndarray) -> Statistics:
         epsilon = np.array([float(self.log_epsilon.get(name, 0.0)) for name in reader.variables])
@@ -310,27 +309,3 @@ class WeatherDataModule(lightning.LightningDataModule):
         """Goes on in the epoch, with samples as long as that epoch has them."""
         self._begin_stage("train", state_dict["epoch"])
         self.batches["train"].load_state_dict(state_dict)
-
-
-def _with_whole(recipe: Recipe) -> Recipe:
-    """With the recipe of the whole globe on the process that writes checkpoints; all processes call this."""
-    if recipe.mesh.globe_size == 1:
-        return recipe
-    maps: Any = {name: _gathered(getattr(recipe, name), recipe) for name in MAPS if getattr(recipe, name) is not None}
-    by_month: Any = []
-    if "climatology" in recipe.features and recipe.statistics.climatology is not None:
-        by_month = [_gathered(month, recipe) for month in recipe.statistics.climatology]
-    if recipe.mesh.place > 0:
-        return recipe
-    months = np.stack(by_month) if by_month else None
-    statistics = replace(recipe.statistics, climatology=months)
-    return replace(recipe, whole=replace(recipe, mesh=ProcessMesh(), statistics=statistics, **maps))
-
-
-def _gathered(array: np.ndarray, recipe: Recipe) -> np.ndarray | None:
-    """A field [..., H, W] of the tiles put together on the first process of the globe, None on others."""
-    tile = recipe.tile
-    whole = np.zeros((*array.shape[:-2], *recipe.grid.shape), array.dtype)
-    whole[..., tile.rows, tile.columns] = array
-    total = sum_on_cpu(torch.from_numpy(whole), tile.mesh, over=("globe",)).numpy()
-    return total if tile.mesh.place == 0 else None
