@@ -125,7 +125,7 @@ def by_hand_against_lightning() -> dict[str, float]:
     """Milliseconds of a step by a plain loop and by the Trainer as train.py sets it up, in turn; medians."""
     from hydra import compose, initialize_config_dir
 
-    from sfno_dist.training.run import assemble
+    from sfno_dist.training.run import assemble, build_mesh
 
     torch.set_num_threads(1)
     os.environ["SFNO_DIST_ROOT"] = str(ROOT)
@@ -135,9 +135,9 @@ def by_hand_against_lightning() -> dict[str, float]:
         config = compose("train", [f"paths.output={folder}", f"trainer.max_steps={STEPS}", *SIZE, *limits])
         quiet = contextlib.redirect_stderr(io.StringIO())  # the progress bar is drawn, but not shown
         for _ in range(4):
-            data, module, trainer = assemble(config)
+            data, module, trainer = assemble(config, build_mesh(config))
             times["hand"] += loop_by_hand(data, module, float(config.trainer.gradient_clip_val))
-            data, module, trainer = assemble(config)
+            data, module, trainer = assemble(config, build_mesh(config))
             clock = Clock(folder)
             trainer.callbacks.append(clock)
             with quiet, contextlib.redirect_stdout(io.StringIO()):

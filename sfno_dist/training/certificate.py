@@ -27,7 +27,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from sfno_dist.training import launch
 from sfno_dist.training.config import ConfigError
-from sfno_dist.training.run import assemble
+from sfno_dist.training.run import assemble, build_mesh
 
 PERTURBATION = 0.05  # standard deviation of what is added to each weight at the start
 # A parameter's differences are relative to its largest value, or to this share of the largest of all where it is more:
@@ -200,7 +200,7 @@ def _process(rank: int, settings: dict, folder: str, environment: dict, prepare:
     if prepare is not None:
         prepare()
     with launch.joined(processes, config):
-        data, module, trainer = assemble(config)
+        data, module, trainer = assemble(config, build_mesh(config))
         _perturb(module, config.seed)
         recorder = Recorder()
         trainer.callbacks.append(recorder)  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
 
 from sfno_dist.mesh import ProcessLostError
@@ -82,6 +82,7 @@ def wanted(config: DictConfig, processes: Processes) -> int:
     for axis, count in axes.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ConfigError(f"mesh.{axis} must be a whole number of at least 1, got {count!r}")
+    _refuse_empty_tiles(config)
     size = axes["data"] * axes["polar"] * axes["azimuth"]
     layout = " x ".join(map(str, axes.values()))
     wrong = slurm.wrong_tasks(os.environ, size)
@@ -103,6 +104,17 @@ def wanted(config: DictConfig, processes: Processes) -> int:
                 f"{there} {'on each node' if name == 'devices' else 'here'}; leave it at auto{fit}"
             )
     return size
+
+
+def _refuse_empty_tiles(config: DictConfig) -> None:
+    """Before a mistyped mesh starts hundreds of processes; the grid of the data is checked once they are open."""
+    for grid in ("latent", "data"):
+        for axis, side, lines in (("polar", "nlat", "rows"), ("azimuth", "nlon", "columns")):
+            parts, count = config.mesh[axis], OmegaConf.select(config, f"grid.{grid}.{side}")
+            if isinstance(count, int) and parts > count:
+                raise ConfigError(
+                    f"mesh.{axis}={parts}, but grid.{grid} has only {count} {lines} to share out; lower mesh.{axis}"
+                )
 
 
 def layouts(size: int) -> str:

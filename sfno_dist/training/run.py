@@ -33,27 +33,28 @@ logger = logging.getLogger(__name__)
 
 def train(config: DictConfig) -> dict[str, float]:
     """Trains, then scores the best checkpoint on the test period; returns the last logged metrics by name."""
-    data, module, trainer = assemble(config)
+    mesh = build_mesh(config)
+    going_on_from = find_checkpoint(config.resume, config.paths.output, mesh)  # before hours of statistics
+    data, module, trainer = assemble(config, mesh)
     weights = sum(p.numel() for p in module.parameters())
     logger.info("%s: %s, %d parameters; output in %s", config.name, data.summary, weights, config.paths.output)
-    going_on_from = find_checkpoint(config.resume, config.paths.output, data.mesh)
     trainer.fit(module, datamodule=data, ckpt_path=going_on_from)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     # A run that ends before its first validation has no best checkpoint: its last weights are scored.
-    trainer.test(module, datamodule=data, ckpt_path="best" if _best(trainer) else None, verbose=False)
+    trainer.test(module, datamodule=data, ckpt_path=_best(trainer) or None, verbose=False)
     metrics.update({name: float(value) for name, value in trainer.callback_metrics.items()})
     if trainer.is_global_zero:
         _draw_curves(trainer, data.recipe)
     if _best(trainer):
-        logger.info("forecast with: sfno-dist forecast %s --init TIME --output forecast.nc", _best(trainer))
+        logger.info(
+            "forecast with: sfno-dist forecast %s --init TIME --output forecast.nc", shlex.quote(_best(trainer))
+        )
     return metrics
 
 
-def assemble(config: DictConfig) -> tuple[WeatherDataModule, ForecastModule, lightning.Trainer]:
-    """All that trains, made alike on every process of ``config.mesh``; ``ConfigError`` for what nothing reads."""
-    refuse_unread(config)
+def assemble(config: DictConfig, mesh: ProcessMesh) -> tuple[WeatherDataModule, ForecastModule, lightning.Trainer]:
+    """All that trains, made alike on every process of ``mesh``."""
     _quieten()
-    mesh = ProcessMesh(**_layout(config))
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     data = build_data(config, mesh)
     data.setup()
@@ -84,9 +85,11 @@ def build_module(config: DictConfig, data: WeatherDataModule) -> ForecastModule:
     )
 
 
-def _layout(config: DictConfig) -> dict[str, Any]:
+def build_mesh(config: DictConfig) -> ProcessMesh:
+    """``config.mesh`` of the processes at work; ``ConfigError`` for any setting of ``config`` that nothing reads."""
+    refuse_unread(config)
     settings = arguments(config.mesh, "mesh", ProcessMesh, beside=("exchange",))
-    return {name: value for name, value in settings.items() if name != "exchange"}
+    return ProcessMesh(**{name: value for name, value in settings.items() if name != "exchange"})
 
 
 def build_trainer(config: DictConfig, mesh: ProcessMesh) -> lightning.Trainer:
@@ -120,13 +123,14 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", message=".*`srun` command is available.*")
     # The DataModule resumes, not its loaders.
     warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
-    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # of a resumed run
+    # Of a resumed run, in the same folder or in a new one, whose best.ckpt is the best since then.
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+    warnings.filterwarnings("ignore", message="The dirpath has changed from")
 
 
 def _best(trainer: lightning.Trainer) -> str:
-    """Path of the best checkpoint, as a shell takes it; empty where there is none."""
-    path = getattr(trainer.checkpoint_callback, "best_model_path", "")
-    return shlex.quote(path) if path else ""
+    """Path of the best checkpoint; empty where there is none."""
+    return str(getattr(trainer.checkpoint_callback, "best_model_path", ""))
 
 
 def _draw_curves(trainer: lightning.Trainer, recipe: Recipe) -> None:

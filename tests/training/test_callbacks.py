@@ -67,12 +67,14 @@ def weights(module):
 
 
 def test_averaged_weights_are_scored_kept_and_tested(folder, tmp_path):
-    noted, average = Weights(), WeightAverage(decay=0.6)
+    noted, average = Weights(), WeightAverage(decay=0.3)
     best = ModelCheckpoint(tmp_path, monitor="validation/loss", filename="best")
     module, trainer = fit(data(folder), tmp_path, callbacks=[average, noted, best])
     expected = noted.steps[0]
-    for after in noted.steps[1:]:
-        expected = 0.6 * expected + 0.4 * after
+    assert len(noted.steps) == 6
+    # min(0.3, (1 + n) / (10 + n)): the first weights soon count for little
+    for decay, after in zip([2 / 11, 3 / 12, 0.3, 0.3, 0.3], noted.steps[1:], strict=True):
+        expected = decay * expected + (1 - decay) * after
     torch.testing.assert_close(noted.validated[-1], expected)
     torch.testing.assert_close(weights(module), expected)  # after the training
     loss = float(trainer.callback_metrics["validation/loss"])

@@ -20,7 +20,8 @@ SRUN = {
 
 def config(devices="auto", num_nodes="auto", **mesh):
     axes = {"data": 1, "polar": 1, "azimuth": 1, **mesh}
-    return OmegaConf.create({"mesh": axes, "trainer": {"devices": devices, "num_nodes": num_nodes}})
+    grid = {"data": "auto", "latent": {"nlat": 16, "nlon": 32}}
+    return OmegaConf.create({"mesh": axes, "trainer": {"devices": devices, "num_nodes": num_nodes}, "grid": grid})
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,8 @@ def test_a_mesh_has_as_many_processes_as_its_axes_multiply_to(settings, processe
         ({"num_nodes": 2, "polar": 2}, Processes(), "trainer.num_nodes=2"),
         ({"polar": 0}, Processes(), "mesh.polar must be a whole number of at least 1, got 0"),
         ({"polar": 1.5}, Processes(), "got 1.5"),
+        ({"polar": 17}, Processes(), "mesh.polar=17, but grid.latent has only 16 rows"),
+        ({"azimuth": 200}, Processes(), "mesh.azimuth=200, but grid.latent has only 32 columns"),
         ({"devices": "two", "polar": 2}, Processes(), "trainer.devices=two"),
     ],
 )
