@@ -1,8 +1,12 @@
 """How many processes there are, which of them this is, and where their run goes: functions of the environment."""
 
+import errno
+import io
 import math
+import os
 import socket
 import sys
+import tempfile
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -12,6 +16,7 @@ from training.commands import train
 
 from sfno_dist.training import launch
 from sfno_dist.training.config import ConfigError
+from sfno_dist.training.folder import make_writable
 from sfno_dist.training.launch import Processes
 
 TORCHRUN = {
@@ -174,3 +179,23 @@ def test_processes_get_the_configuration_of_the_command(monkeypatch, sweep):
     monkeypatch.setattr(sys, "argv", ["train.py", *given])
     of_sweep = ["--config-name=mine", "--config-path=/mine/conf", "--config-dir=/more", "hydra.verbose=true", "seed=2"]
     assert launch._command() == ["/here/train.py", *(of_sweep if sweep else given), "hydra.run.dir='/out'"]
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m"]])
+def test_a_folder_that_takes_no_file_is_one_line(tmp_path, sweep):
+    (tmp_path / "file").touch()
+    done = train(tmp_path, *sweep, "experiment=smoke", "mesh.polar=2", "paths.runs=file")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: file/smoke/") and "(Not a directory)" in line
+    assert f"hydra.{'sweep' if sweep else 'run'}.dir=FOLDER or paths.runs=FOLDER" in line
+
+
+def test_a_full_disk_is_found_before_anything_is_written(tmp_path, monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, _):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: Full())
+    with pytest.raises(SystemExit, match=r"x: the output cannot be written there \(No space left"):
+        make_writable(tmp_path / "x", "hydra.run.dir")
