@@ -14,16 +14,20 @@ os.environ.setdefault("SFNO_DIST_ROOT", str(ROOT))
 
 
 def run_id() -> str:
+    from sfno_dist.cli import one_line_errors
     from sfno_dist.training.launch import run_id
 
-    return run_id()
+    with one_line_errors():  # Hydra would show the traceback
+        return run_id()
 
 
 def on_first(value: str, elsewhere: str | None) -> str | None:
     """``value`` on the first process of the run, ``elsewhere`` on the others."""
+    from sfno_dist.cli import one_line_errors
     from sfno_dist.training.launch import Processes
 
-    return value if Processes.of(os.environ).rank == 0 else elsewhere
+    with one_line_errors():
+        return value if Processes.of(os.environ).rank == 0 else elsewhere
 
 
 # All processes of a run share its folder, and the first of them writes its configuration and log.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -29,6 +31,9 @@ from sfno_dist.training.config import ConfigError
 # What torchrun tells each process, and what this module tells those that it or srun started.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RUN_ID = "SFNO_DIST_RUN_ID"
+STARTED_BY = "SFNO_DIST_STARTED_BY"  # process that started this one
+OF_SWEEPS = ("hydra.mode", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 # What gloo and NCCL say when the process at the other end of a transfer is gone.
 CUT_OFF = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "NCCL error")
 
@@ -65,6 +70,7 @@ def run(config: DictConfig, train: Callable[[DictConfig], Any]) -> None:
 
     ``ConfigError`` where the number of processes is not that of the mesh, before anything starts.
     """
+    _end_with_the_command()
     processes = Processes.of(os.environ)
     size = wanted(config, processes)
     if processes.size > 1 and HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -139,41 +145,54 @@ def joined(processes: Processes, config: DictConfig) -> Iterator[None]:
     on_gpu = config.trainer.accelerator in ("gpu", "cuda")
     if on_gpu:
         torch.cuda.set_device(processes.local_rank)
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        store=store(),
-        rank=processes.rank,
-        world_size=processes.size,
-        timeout=timedelta(seconds=config.mesh.timeout_s),
-    )
     try:
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=store(),
+            rank=processes.rank,
+            world_size=processes.size,
+            timeout=timedelta(seconds=config.mesh.timeout_s),
+        )
         yield
     except RuntimeError as error:
-        if isinstance(error, ProcessLostError) or not any(words in str(error) for words in CUT_OFF):
+        cut_off = isinstance(error, dist.DistError) or any(words in str(error) for words in CUT_OFF)
+        if isinstance(error, ProcessLostError) or not cut_off:
             raise
-        cause = str(error).splitlines()[0]
         raise ProcessLostError(
-            f"process {processes.rank} lost another one, see the output of that ({cause})"
+            f"process {processes.rank} lost another one, see the output of that ({_cause(error)})"
         ) from error
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def store() -> dist.Store:
+    """That all processes share: of torchrun or of the process that started the others, else kept by the first one.
+
+    ``ConnectionError`` where it cannot be reached.
+    """
+    found = _reached()
+    if isinstance(found, str):
+        raise ConnectionError(found)
+    return found
 
 
 @lru_cache(maxsize=1)
-def store() -> dist.Store:
-    """That all processes share: of torchrun or of the process that started the others, else kept by the first one."""
+def _reached() -> dist.Store | str:
+    """The store or, found out once, as it takes minutes, why there is none."""
     environment = os.environ
     if not all(name in environment for name in VARIABLES):
         _as_torchrun_says(Processes.of(environment))
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     kept_elsewhere = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    shared = dist.TCPStore(
-        environment["MASTER_ADDR"],
-        int(environment["MASTER_PORT"]),
-        size,
-        is_master=rank == 0 and not kept_elsewhere,
-        wait_for_workers=False,
-    )
+    address, port, is_master = environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), rank == 0
+    try:
+        shared = dist.TCPStore(address, port, size, is_master=is_master and not kept_elsewhere, wait_for_workers=False)
+    except RuntimeError as error:
+        return (
+            f"process {rank} of {size} cannot meet the others at {address}:{port} ({_cause(error)}); "
+            f"is the address of the first process in MASTER_ADDR, and a port that is free in MASTER_PORT?"
+        )
     return dist.PrefixStore(f"sfno_dist/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
 
 
@@ -199,12 +218,18 @@ def run_id() -> str:
 
 def first_to_say(text: str) -> bool:
     """Whether no other process has said ``text`` yet, so that what all of them hit stands once in the terminal."""
-    if Processes.of(os.environ).size == 1:
-        return True
     try:
-        return store().add(f"said/{text}", 1) == 1
-    except RuntimeError:  # the store is gone with the process that kept it
+        return Processes.of(os.environ).size == 1 or store().add(f"said/{text}", 1) == 1
+    except ConfigError:  # the numbers of processes are what is wrong
+        return os.environ.get("SLURM_PROCID", "0") == "0"
+    except (RuntimeError, ConnectionError):  # the store was never reached, or is gone with the process that kept it
         return True
+
+
+def _cause(error: Exception) -> str:
+    """What PyTorch and gloo say without place in their source, advice and greetings."""
+    line = str(error).splitlines()[0]
+    return re.sub(r"^\[/[^]]*\] ", "", line).split(". This is typically")[0]
 
 
 def _as_torchrun_says(processes: Processes) -> None:
@@ -222,6 +247,7 @@ def _start(size: int) -> None:
     common = {
         "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(kept.port), "TORCHELASTIC_USE_AGENT_STORE": "True", RUN_ID: run_id(),
+        STARTED_BY: str(os.getpid()),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size))),
     }  # fmt: skip
     context = start_processes(
@@ -244,9 +270,33 @@ def _start(size: int) -> None:
         sys.exit(first.exitcode)
 
 
+def _end_with_the_command() -> None:
+    """Sends SIGTERM to this process, which then saves and stops, when the command that started it was killed.
+
+    Nobody else would end it then, and the store that all processes share is gone. Only Linux can do this.
+    """
+    command = os.environ.pop(STARTED_BY, None)
+    if command is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(command):
+        raise ProcessLostError("the command that started this process was killed")
+
+
 def _command() -> list[str]:
     """This command again, into the folder of this run; of a sweep the one run that is now its turn."""
     hydra = HydraConfig.get()
-    words = sys.argv[1:] if hydra.mode == RunMode.RUN else list(hydra.overrides.task)
-    folder = hydra.runtime.output_dir.replace("\\", "\\\\").replace("'", "\\'")
-    return [sys.argv[0], *words, f"hydra.run.dir='{folder}'"]
+    words = sys.argv[1:]
+    if hydra.mode == RunMode.MULTIRUN:
+        options = {"main": "--config-path", "command-line": "--config-dir"}
+        words = [f"--config-name={hydra.job.config_name}"]
+        words += [f"{options[at.provider]}={at.path}" for at in hydra.runtime.config_sources if at.provider in options]
+        words += [word for word in hydra.overrides.hydra if not word.lstrip("+~").startswith(OF_SWEEPS)]
+        words += hydra.overrides.task
+    script = os.path.join(hydra.runtime.cwd, sys.argv[0])  # also where hydra.job.chdir has left that folder
+    return [script, *words, f"hydra.run.dir={_quoted(hydra.runtime.output_dir)}"]
+
+
+def _quoted(text: str) -> str:
+    """As a value of Hydra, which takes a backslash as it is unless a quote follows."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), text) + "'"

@@ -1,12 +1,22 @@
 """How many processes there are, which of them this is, and where their run goes: functions of the environment."""
 
+import errno
+import io
 import math
+import os
+import socket
+import sys
+import tempfile
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from omegaconf import OmegaConf
+from training.commands import train
 
 from sfno_dist.training import launch
 from sfno_dist.training.config import ConfigError
+from sfno_dist.training.folder import make_writable
 from sfno_dist.training.launch import Processes
 
 TORCHRUN = {
@@ -99,3 +109,91 @@ def test_the_folder_is_named_by_what_all_processes_and_a_requeued_job_know(monke
     if launch.RUN_ID not in environment:
         monkeypatch.delenv(launch.RUN_ID)
     assert launch.run_id() == expected
+
+
+@pytest.fixture
+def meeting(monkeypatch):
+    """The first of two processes that were told of a port which somebody else holds."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        for name, value in told.items():
+            monkeypatch.setenv(name, value)
+        for name in ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", launch.RUN_ID):
+            monkeypatch.delenv(name, raising=False)
+        launch._reached.cache_clear()
+        yield port
+        launch._reached.cache_clear()
+
+
+def test_a_taken_port_is_named_and_said_without_another_try(meeting):
+    with pytest.raises(ConnectionError, match=f"process 0 of 2 cannot meet the others at 127.0.0.1:{meeting} .*in use"):
+        launch.run_id()
+    assert launch.first_to_say("this")
+
+
+def test_the_command_says_so_in_one_line(meeting, tmp_path):
+    done = train(tmp_path, "experiment=smoke", "mesh.polar=2")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert [line for line in done.stderr.splitlines() if f"127.0.0.1:{meeting}" in line and "error: " in line]
+
+
+@pytest.mark.parametrize(("task", "says"), [("0", True), ("2", False)])
+def test_one_task_of_a_job_with_uneven_nodes_says_so(monkeypatch, task, says):
+    for name in launch.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_PROCID": task}.items():
+        monkeypatch.setenv(name, value)
+    assert launch.first_to_say("4 tasks as 3,1") is says
+
+
+def test_words_of_pytorch_are_kept_without_their_place_and_greetings():
+    error = RuntimeError(
+        "[/pytorch/gloo/pair.cc:553] Connection closed by peer [::1]:7. This is typically a crash. GLHF!"
+    )
+    assert launch._cause(error) == "Connection closed by peer [::1]:7"
+
+
+@pytest.mark.parametrize(
+    "folder", ["/a b/c", "/a'b", "/a\\b", "/a\\'b", "/a\\", "/a\\\\b", "/a=b,[c]{d}", "/a$b%c", "/é\tö"]
+)
+def test_processes_get_the_folder_of_the_run_whatever_its_name(folder):
+    override = OverridesParser.create().parse_override(f"hydra.run.dir={launch._quoted(folder)}")
+    assert override.value() == folder
+
+
+@pytest.mark.parametrize("sweep", [False, True])
+def test_processes_get_the_configuration_of_the_command(monkeypatch, sweep):
+    sources = [("hydra", ""), ("main", "/mine/conf"), ("command-line", "/more"), ("schema", "")]
+    hydra = {
+        "mode": RunMode.MULTIRUN if sweep else RunMode.RUN, "job": {"config_name": "mine"},
+        "runtime": {
+            "cwd": "/here", "output_dir": "/out", "config_sources": [{"provider": p, "path": at} for p, at in sources],
+        },
+        "overrides": {"task": ["seed=2"], "hydra": ["hydra.mode=MULTIRUN", "hydra.sweep.dir=s", "hydra.verbose=true"]},
+    }  # fmt: skip
+    monkeypatch.setattr(launch.HydraConfig, "get", lambda: OmegaConf.create(hydra))
+    given = ["-m", "--config-name", "mine", "seed=1,2"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *given])
+    of_sweep = ["--config-name=mine", "--config-path=/mine/conf", "--config-dir=/more", "hydra.verbose=true", "seed=2"]
+    assert launch._command() == ["/here/train.py", *(of_sweep if sweep else given), "hydra.run.dir='/out'"]
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m"]])
+def test_a_folder_that_takes_no_file_is_one_line(tmp_path, sweep):
+    (tmp_path / "file").touch()
+    done = train(tmp_path, *sweep, "experiment=smoke", "mesh.polar=2", "paths.runs=file")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: file/smoke/") and "(Not a directory)" in line
+    assert f"hydra.{'sweep' if sweep else 'run'}.dir=FOLDER or paths.runs=FOLDER" in line
+
+
+def test_a_full_disk_is_found_before_anything_is_written(tmp_path, monkeypatch):
+    class Full(io.BytesIO):
+        def write(self, _):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: Full())
+    with pytest.raises(SystemExit, match=r"x: the output cannot be written there \(No space left"):
+        make_writable(tmp_path / "x", "hydra.run.dir")

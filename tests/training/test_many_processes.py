@@ -80,6 +80,20 @@ def test_a_killed_process_is_named_and_ends_the_others(tmp_path):
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
+def test_a_killed_command_takes_its_processes_along(tmp_path):
+    command = [sys.executable, ROOT / "train.py", *TINY, "mesh=azimuth2", "trainer.max_epochs=1000"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=-1, stderr=-1, text=True) as parent:
+        try:
+            ranks = wait_for(lambda: children_that_train(parent.pid, tmp_path), 120)
+        finally:
+            parent.kill()
+        _, stderr = parent.communicate(timeout=90)  # returns when nobody holds the pipes any more
+    assert set(ranks) == {0, 1} and "Traceback" not in stderr
+    assert (only_run(tmp_path) / "checkpoints" / "last.ckpt").exists()
+
+
 def children_that_train(parent: int, cwd: Path) -> dict[int, int]:
     """Process numbers by rank, once there is a first line of metrics; empty before."""
     if not list(cwd.glob("runs/smoke/*/csv/metrics.csv")):
