@@ -114,7 +114,9 @@ def test_the_demo_beats_persistence_and_climatology(tmp_path):
     assert len(table) == 2
     for _variable, _units, model, persistence, climatology, *skills in table:
         assert float(model) < min(float(persistence), float(climatology))
-        assert all(float(skill) > 0.1 for skill in skills)
+        assert all(float(skill) > 0.1 for skill in skills[:2])
+        _bias, correlation, of_persistence = map(float, skills[2:])
+        assert correlation > of_persistence > 0.0
     (command,) = [block for block in blocks("bash") if "sfno-dist forecast" in block]
     run(["bash", "-ec", command.replace(".venv/bin/sfno-dist", f"{sys.executable} -m sfno_dist.cli")], tmp_path)
     assert (tmp_path / "forecast.nc").is_file() and (tmp_path / "forecast.png").is_file()
