@@ -26,6 +26,7 @@ from sfno_dist.training.resume import validation_follows
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+PATIENCE = 10.0  # s for a killed process to be gone
 
 
 class SaveAndRequeue(lightning.Callback):
@@ -155,6 +156,8 @@ def _end_workers() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's raises an error for a worker that was killed
     for worker in workers:
         worker.kill()
+    for worker in workers:
+        worker.join(PATIENCE)  # gone before Lightning puts PyTorch's handler back
 
 
 def _requeued(job: str) -> bool:

@@ -175,6 +175,15 @@ def test_sigterm_saves_and_does_not_requeue(tmp_path, scontrol, workers):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_workers_are_gone_when_the_training_is(tmp_path, scontrol):
+    next(iter(loader(1, workers=1)))  # PyTorch's handler is there before, so Lightning puts it back afterwards
+    with pytest.raises(SystemExit):
+        trainer(tmp_path / "last.ckpt").fit(Diary("0 train 3"), loader(4, 1), loader(3, 1))
+    time.sleep(0.3)
+    signal.raise_signal(signal.SIGCHLD)  # a worker that was killed and is still known would be an error here
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_signal_in_the_final_scoring_requeues_with_what_there_is(tmp_path, scontrol):
     path = tmp_path / "last.ckpt"
     module = Diary("0 test 0")
