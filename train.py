@@ -38,11 +38,11 @@ OmegaConf.register_new_resolver("on_first", on_first)
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(config: DictConfig) -> None:
     from sfno_dist.cli import one_line_errors
-    from sfno_dist.training import launch
+    from sfno_dist.training import hydra_run
     from sfno_dist.training.run import train
 
     with one_line_errors():
-        launch.run(config, train)
+        hydra_run.run(config, train)
 
 
 if __name__ == "__main__":

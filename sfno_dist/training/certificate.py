@@ -27,6 +27,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from sfno_dist.training import launch
 from sfno_dist.training.config import ConfigError
+from sfno_dist.training.hydra_run import wanted
 from sfno_dist.training.run import assemble, build_mesh
 
 PERTURBATION = 0.05  # standard deviation of what is added to each weight at the start
@@ -134,7 +135,7 @@ def verify(
         config = composed(overrides, Path(folder), steps)
         alone = config.copy()
         alone.mesh.data = alone.mesh.polar = alone.mesh.azimuth = 1
-        size = launch.wanted(config, launch.Processes())
+        size = wanted(config, launch.Processes())
         if size == 1:
             raise ConfigError("the mesh has one process, so there is nothing to compare; give mesh=polar2_azimuth2")
         _start(1, alone, folder, None)
@@ -199,7 +200,7 @@ def _process(rank: int, settings: dict, folder: str, environment: dict, prepare:
     warnings.filterwarnings("ignore")  # of training, not of its certificate
     if prepare is not None:
         prepare()
-    with launch.joined(processes, config):
+    with launch.joined(processes, on_gpu=False, timeout_s=config.mesh.timeout_s):
         data, module, trainer = assemble(config, build_mesh(config))
         _perturb(module, config.seed)
         recorder = Recorder()

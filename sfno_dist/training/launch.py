@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from omegaconf import DictConfig, OmegaConf
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
 
 from sfno_dist.mesh import ProcessLostError
@@ -32,7 +29,6 @@ from sfno_dist.training.config import ConfigError
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RUN_ID = "SFNO_DIST_RUN_ID"
 STARTED_BY = "SFNO_DIST_STARTED_BY"  # process that started this one
-OF_SWEEPS = ("hydra.mode", "hydra.sweep", "hydra/sweeper", "hydra.launcher", "hydra/launcher")
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 # What gloo and NCCL say when the process at the other end of a transfer is gone.
 CUT_OFF = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe", "NCCL error")
@@ -65,32 +61,9 @@ class Processes:
         return processes
 
 
-def run(config: DictConfig, train: Callable[[DictConfig], Any]) -> None:
-    """``train(config)`` on every process of ``config.mesh``, starting them on this machine where nothing else did.
-
-    ``ConfigError`` where the number of processes is not that of the mesh, before anything starts.
-    """
-    _end_with_the_command()
-    processes = Processes.of(os.environ)
-    size = wanted(config, processes)
-    if processes.size > 1 and HydraConfig.get().mode == RunMode.MULTIRUN:
-        raise ConfigError("the runs of a sweep (-m) start their own processes: python train.py -m, without a launcher")
-    if size > processes.size:
-        _start(size)
-        return
-    with joined(processes, config):
-        train(config)
-
-
-def wanted(config: DictConfig, processes: Processes) -> int:
-    """Number of processes that the mesh needs; ``ConfigError`` where what was started or asked for is another."""
-    axes = {axis: config.mesh[axis] for axis in ("data", "polar", "azimuth")}
-    for axis, count in axes.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise ConfigError(f"mesh.{axis} must be a whole number of at least 1, got {count!r}")
-    _refuse_empty_tiles(config)
-    size = axes["data"] * axes["polar"] * axes["azimuth"]
-    layout = " x ".join(map(str, axes.values()))
+def refuse_other_size(axes: Sequence[int], processes: Processes) -> None:
+    """``ConfigError`` where other processes were started than a mesh of data x polar x azimuth ``axes`` has."""
+    size, layout = math.prod(axes), " x ".join(map(str, axes))
     wrong = slurm.wrong_tasks(os.environ, size)
     if wrong:
         raise ConfigError(wrong)
@@ -99,28 +72,6 @@ def wanted(config: DictConfig, processes: Processes) -> int:
             f"{processes.size} processes were started, but the mesh has {layout} = {size} (data x polar x azimuth); "
             f"{processes.size} make {layouts(processes.size)}"
         )
-    devices, nodes = config.trainer.devices, config.trainer.num_nodes
-    per_node = processes.per_node if processes.size > 1 else size
-    for name, value, there in (("devices", devices, per_node), ("num_nodes", nodes, size // per_node)):
-        if value not in ("auto", there):
-            many = value * (1 if nodes == "auto" else nodes) if name == "devices" and isinstance(value, int) else 0
-            fit = f"; {many} processes make {layouts(many)}" if many > 1 else ""
-            raise ConfigError(
-                f"trainer.{name}={value}, but the mesh of {layout} = {size} processes (data x polar x azimuth) has "
-                f"{there} {'on each node' if name == 'devices' else 'here'}; leave it at auto{fit}"
-            )
-    return size
-
-
-def _refuse_empty_tiles(config: DictConfig) -> None:
-    """Before a mistyped mesh starts hundreds of processes; the grid of the data is checked once they are open."""
-    for grid in ("latent", "data"):
-        for axis, side, lines in (("polar", "nlat", "rows"), ("azimuth", "nlon", "columns")):
-            parts, count = config.mesh[axis], OmegaConf.select(config, f"grid.{grid}.{side}")
-            if isinstance(count, int) and parts > count:
-                raise ConfigError(
-                    f"mesh.{axis}={parts}, but grid.{grid} has only {count} {lines} to share out; lower mesh.{axis}"
-                )
 
 
 def layouts(size: int) -> str:
@@ -137,12 +88,11 @@ def layouts(size: int) -> str:
 
 
 @contextmanager
-def joined(processes: Processes, config: DictConfig) -> Iterator[None]:
+def joined(processes: Processes, *, on_gpu: bool, timeout_s: float) -> Iterator[None]:
     """Within the process group of ``processes``; a lost process is a ``ProcessLostError``, whoever notices it."""
     if processes.size == 1:
         yield
         return
-    on_gpu = config.trainer.accelerator in ("gpu", "cuda")
     if on_gpu:
         torch.cuda.set_device(processes.local_rank)
     try:
@@ -151,7 +101,7 @@ def joined(processes: Processes, config: DictConfig) -> Iterator[None]:
             store=store(),
             rank=processes.rank,
             world_size=processes.size,
-            timeout=timedelta(seconds=config.mesh.timeout_s),
+            timeout=timedelta(seconds=timeout_s),
         )
         yield
     except RuntimeError as error:
@@ -238,8 +188,8 @@ def _as_torchrun_says(processes: Processes) -> None:
     os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"] = str(processes.size), str(processes.per_node)
 
 
-def _start(size: int) -> None:
-    """Runs the same command ``size`` times on this machine; ends when all have, or when the first one fails."""
+def start(size: int, command: Sequence[str]) -> None:
+    """Runs this Python with ``command`` ``size`` times on this machine; ends with them, or when the first fails."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # said below, in a line
     kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # outlives every one of them
     common = {
@@ -249,9 +199,9 @@ def _start(size: int) -> None:
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size))),
     }  # fmt: skip
     context = start_processes(
-        name="train",
+        name="process",
         entrypoint=sys.executable,
-        args=dict.fromkeys(range(size), tuple(_command())),
+        args=dict.fromkeys(range(size), tuple(command)),
         envs={rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)},
         logs_specs=DefaultLogsSpecs(),
     )
@@ -268,7 +218,7 @@ def _start(size: int) -> None:
         sys.exit(first.exitcode)
 
 
-def _end_with_the_command() -> None:
+def end_with_the_command() -> None:
     """Sends SIGTERM to this process, which then saves and stops, when the command that started it was killed.
 
     Nobody else would end it then, and the store that all processes share is gone. Only Linux can do this.
@@ -279,22 +229,3 @@ def _end_with_the_command() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != int(command):
         raise ProcessLostError("the command that started this process was killed")
-
-
-def _command() -> list[str]:
-    """This command again, into the folder of this run; of a sweep the one run that is now its turn."""
-    hydra = HydraConfig.get()
-    words = sys.argv[1:]
-    if hydra.mode == RunMode.MULTIRUN:
-        options = {"main": "--config-path", "command-line": "--config-dir"}
-        words = [f"--config-name={hydra.job.config_name}"]
-        words += [f"{options[at.provider]}={at.path}" for at in hydra.runtime.config_sources if at.provider in options]
-        words += [word for word in hydra.overrides.hydra if not word.lstrip("+~").startswith(OF_SWEEPS)]
-        words += hydra.overrides.task
-    script = os.path.join(hydra.runtime.cwd, sys.argv[0])  # also where hydra.job.chdir has left that folder
-    return [script, *words, f"hydra.run.dir={_quoted(hydra.runtime.output_dir)}"]
-
-
-def _quoted(text: str) -> str:
-    """As a value of Hydra, which takes a backslash as it is unless a quote follows."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), text) + "'"

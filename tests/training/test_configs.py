@@ -19,7 +19,8 @@ from sfno_dist.mesh import ProcessMesh
 from sfno_dist.training import run
 from sfno_dist.training.checkpoint import load
 from sfno_dist.training.config import ConfigError
-from sfno_dist.training.launch import Processes, wanted
+from sfno_dist.training.hydra_run import wanted
+from sfno_dist.training.launch import Processes
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"

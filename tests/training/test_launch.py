@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from training.commands import train
 
-from sfno_dist.training import launch
+from sfno_dist.training import hydra_run, launch
 from sfno_dist.training.config import ConfigError
 from sfno_dist.training.folder import make_writable
 from sfno_dist.training.launch import Processes
@@ -61,7 +61,7 @@ def test_the_processes_are_those_that_were_started(environment, expected):
 )
 def test_a_mesh_has_as_many_processes_as_its_axes_multiply_to(settings, processes):
     axes = [settings.get(axis, 1) for axis in ("data", "polar", "azimuth")]
-    assert launch.wanted(config(**settings), processes) == math.prod(axes)
+    assert hydra_run.wanted(config(**settings), processes) == math.prod(axes)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_mesh_has_as_many_processes_as_its_axes_multiply_to(settings, processe
 )
 def test_a_mesh_that_does_not_fit_is_refused_with_those_that_would(settings, processes, words):
     with pytest.raises(ConfigError, match=words):
-        launch.wanted(config(**settings), processes)
+        hydra_run.wanted(config(**settings), processes)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 12])
@@ -152,7 +152,7 @@ def test_words_of_pytorch_are_kept_without_their_place_and_greetings():
     "folder", ["/a b/c", "/a'b", "/a\\b", "/a\\'b", "/a\\", "/a\\\\b", "/a=b,[c]{d}", "/a$b%c", "/é\tö"]
 )
 def test_processes_get_the_folder_of_the_run_whatever_its_name(folder):
-    override = OverridesParser.create().parse_override(f"hydra.run.dir={launch._quoted(folder)}")
+    override = OverridesParser.create().parse_override(f"hydra.run.dir={hydra_run._quoted(folder)}")
     assert override.value() == folder
 
 
@@ -166,11 +166,11 @@ def test_processes_get_the_configuration_of_the_command(monkeypatch, sweep):
         },
         "overrides": {"task": ["seed=2"], "hydra": ["hydra.mode=MULTIRUN", "hydra.sweep.dir=s", "hydra.verbose=true"]},
     }  # fmt: skip
-    monkeypatch.setattr(launch.HydraConfig, "get", lambda: OmegaConf.create(hydra))
+    monkeypatch.setattr(hydra_run.HydraConfig, "get", lambda: OmegaConf.create(hydra))
     given = ["-m", "--config-name", "mine", "seed=1,2"]
     monkeypatch.setattr(sys, "argv", ["train.py", *given])
     of_sweep = ["--config-name=mine", "--config-path=/mine/conf", "--config-dir=/more", "hydra.verbose=true", "seed=2"]
-    assert launch._command() == ["/here/train.py", *(of_sweep if sweep else given), "hydra.run.dir='/out'"]
+    assert hydra_run._command() == ["/here/train.py", *(of_sweep if sweep else given), "hydra.run.dir='/out'"]
 
 
 @pytest.mark.parametrize("sweep", [[], ["-m"]])
