@@ -22,19 +22,22 @@ Message = tuple[int, Tensor]  # place in the globe of the other process, what go
 class Flight:
     """Messages on their way; ``wait`` returns when all ``receives`` are filled. Empty messages are not sent.
 
-    Two processes exchange messages in the order in which they start them, so both must start the same ones.
+    Two processes exchange messages in the order in which they start them, so both must start the same ones. They go
+    the way of the devices, or ``on_cpu`` by gloo.
     """
 
     waited_s: ClassVar[float] = 0.0  # by this process so far, for all messages
 
-    def __init__(self, mesh: ProcessMesh, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+    def __init__(
+        self, mesh: ProcessMesh, sends: Sequence[Message], receives: Sequence[Message], *, on_cpu: bool = False
+    ) -> None:
         self.mesh, self.works, self.places = mesh, [], []
         operations = []
         for operation, messages in ((dist.isend, sends), (dist.irecv, receives)):
             for place, tensor in messages:
                 if tensor.numel():
                     self.places.append(place)
-                    group = mesh.groups.space
+                    group = mesh.groups.control if on_cpu else mesh.groups.space
                     operations.append(dist.P2POp(operation, _as_real(tensor), mesh.rank_of(place), group))
         if not operations:
             return

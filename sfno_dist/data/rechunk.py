@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,6 @@ def rechunk(
     Returns rows and columns of a chunk, see ``tile_chunks``. Raises ``DataError`` for what cannot be read and where
     ``output`` exists.
     """
-    if int(zarr.__version__.split(".")[0]) < 3:
-        raise DataError(f"rechunk writes zarr format 3, for which zarr {zarr.__version__} is too old; install zarr>=3")
     target = Path(output)
     check_output(target)
     if target.suffix != ".zarr":
@@ -93,22 +91,42 @@ def _write(dataset: xr.Dataset, folder: Path, chunks: tuple[int, int], progress:
     with tqdm(total=total, unit="B", unit_scale=True, disable=not progress) as bar:
         for name, field in dataset.data_vars.items():
             bar.set_description(str(name))
-            array = group.create_array(
+            array = create_field(
+                group,
                 str(name),
-                shape=(count, *shape),
-                dtype="float32",
+                (count, *shape),
                 chunks=(1, *chunks),
-                compressors=zarr.codecs.BloscCodec(typesize=4, cname="lz4", clevel=5, shuffle="shuffle"),
-                # A chunk that is lost later reads as NaN, which is refused; the fill value is 0 otherwise.
-                fill_value=float("nan"),
-                config={"write_empty_chunks": True},
-                dimension_names=("time", "lat", "lon"),
-                attributes={key: _plain(value) for key, value in field.attrs.items()},
+                dims=("time", "lat", "lon"),
+                attributes=field.attrs,
             )
             for start in range(0, count, length):
                 block = field[start : start + length].values
                 array[start : start + length] = block
                 bar.update(block.nbytes)
+
+
+def create_field(
+    group: zarr.Group,
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    chunks: tuple[int, ...],
+    dims: tuple[str, ...],
+    attributes: Mapping[str, Any],
+) -> zarr.Array:
+    """A float32 array of zarr format 3, compressed, in which every chunk is to be written."""
+    return group.create_array(
+        name,
+        shape=shape,
+        dtype="float32",
+        chunks=chunks,
+        compressors=zarr.codecs.BloscCodec(typesize=4, cname="lz4", clevel=5, shuffle="shuffle"),
+        # A chunk that is lost later reads as NaN, which is refused; the fill value is 0 otherwise.
+        fill_value=float("nan"),
+        config={"write_empty_chunks": True},
+        dimension_names=dims,
+        attributes={key: _plain(value) for key, value in attributes.items()},
+    )
 
 
 def _plain(value: Any) -> Any:

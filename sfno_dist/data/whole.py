@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sfno_dist.comm import sum_on_cpu
+from sfno_dist.comm import whole
 from sfno_dist.data.recipe import MAPS, Recipe
 from sfno_dist.mesh import ProcessMesh
 
@@ -30,8 +30,8 @@ def with_whole(recipe: Recipe) -> Recipe:
 
 def _gathered(array: np.ndarray, recipe: Recipe) -> np.ndarray | None:
     """A field [..., H, W] of the tiles put together on the first process of the globe, None on others."""
-    tile = recipe.tile
-    whole = np.zeros((*array.shape[:-2], *recipe.grid.shape), array.dtype)
-    whole[..., tile.rows, tile.columns] = array
-    total = sum_on_cpu(torch.from_numpy(whole), tile.mesh, over=("globe",)).numpy()
-    return total if tile.mesh.place == 0 else None
+    fields = torch.from_numpy(array).flatten(0, -3) if array.ndim > 2 else torch.from_numpy(array)[None]
+    found = whole(fields, recipe.tile, at=[0] * len(fields))
+    if recipe.mesh.place > 0:
+        return None
+    return torch.stack(list(found.values())).reshape(*array.shape[:-2], *recipe.grid.shape).numpy()

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
-import zarr
 from atmosphere import GRID, WRITERS, assert_right, atmosphere, make, write
 
 from sfno_dist import Grid
@@ -52,8 +51,6 @@ def test_habits_of_files(habit, tmp_path):
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_formats(kind, tmp_path):
-    if kind == "zarr3" and int(zarr.__version__.split(".")[0]) < 3:
-        pytest.skip("this zarr (the last for Python 3.10) has no format 3")
     assert_right(open_dataset(write(make(), tmp_path, kind=kind)))
 
 

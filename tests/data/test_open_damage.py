@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-import zarr
 from atmosphere import GRID, assert_right, atmosphere, make, write
 
 from sfno_dist.data import DataError, open_dataset
 from sfno_dist.data.handles import open_files
 
 FORMATS = ["netcdf4", "netcdf3", "zarr2", "zarr3"]
-zarr3 = pytest.mark.skipif(int(zarr.__version__.split(".")[0]) < 3, reason="this zarr has no format 3")
 
 
 def zarr_of(data, path, *, version=2, chunks=(1, 13, 12), fill=np.nan, **options):
@@ -31,7 +29,6 @@ def zarr_of(data, path, *, version=2, chunks=(1, 13, 12), fill=np.nan, **options
     return path
 
 
-@zarr3
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("fill", [np.nan, 0.0])
 def test_missing_zarr_chunks_are_named(version, fill, tmp_path):
@@ -46,7 +43,6 @@ def test_missing_zarr_chunks_are_named(version, fill, tmp_path):
     assert np.isnan(allowed[4, :, 12:]).all() and np.isnan(allowed).sum() == 13 * 12
 
 
-@zarr3
 def test_missing_chunks_within_a_shard_are_named(tmp_path):
     data = make()
     data.t[4, :, 12:] = 0.0  # left out by zarr: all are the fill value
@@ -58,7 +54,6 @@ def test_missing_chunks_within_a_shard_are_named(tmp_path):
     assert np.isnan(open_dataset(path, ["t"], missing="t").t[4].values).sum() == 13 * 12
 
 
-@zarr3
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.95])
 @pytest.mark.parametrize("packed", [False, True])
@@ -284,7 +279,7 @@ def test_patterns_in_folders_with_brackets(tmp_path):
     assert_right(open_dataset(tmp_path / "era[5] (new)" / "*.nc"))
 
 
-@pytest.mark.parametrize("kind", ["zarr2", pytest.param("zarr3", marks=zarr3)])
+@pytest.mark.parametrize("kind", ["zarr2", "zarr3"])
 def test_an_array_of_a_zarr_leads_to_its_group(kind, tmp_path):
     path = write(make(), tmp_path, kind=kind)
     with pytest.raises(DataError, match=r"a single zarr array; name the zarr group that holds it, .*a\.zarr$"):
@@ -320,7 +315,7 @@ def test_hdf5_never_written_is_no_value(fill, whole, tmp_path):
         np.testing.assert_array_equal(opened.t[:4], data.t[:4])
 
 
-@pytest.mark.parametrize("kind", ["zarr2", pytest.param("zarr3", marks=zarr3)])
+@pytest.mark.parametrize("kind", ["zarr2", "zarr3"])
 @pytest.mark.parametrize("name", ["time", "latitude", "longitude"])
 def test_coordinates_never_written_are_named(kind, name, tmp_path):
     path = write(make(), tmp_path, kind=kind)

@@ -5,7 +5,8 @@ import torch
 
 from distributed.counting import PeakMemory, received_messages
 from distributed.ranks import run_ranks
-from sfno_dist import Grid, ProcessMesh, SphericalAttention
+from sfno_dist import Decomposition, Grid, ProcessMesh, SphericalAttention
+from sfno_dist.comm import whole
 from sfno_dist.comm.wire import Flight
 from sfno_dist.layers import exchange as exchanges
 
@@ -125,3 +126,16 @@ def test_one_process_exchanges_nothing():
     with received_messages() as messages:
         layer(x).sum().backward()
     assert messages == []
+
+
+def put_together(polar, azimuth, at):
+    mesh = ProcessMesh(1, polar, azimuth, timeout_s=300)
+    tile = Decomposition(GRID, mesh)
+    field = torch.arange(len(at) * 13 * 24).reshape(len(at), 13, 24).double()
+    return {v: torch.equal(field[v], one) for v, one in whole(field[:, tile.rows, tile.columns], tile, at).items()}
+
+
+@pytest.mark.parametrize(("polar", "azimuth", "at"), [(1, 1, [0, 0]), (1, 3, [2, 0, 0, 1]), (3, 2, [0, 5, 5])])
+def test_every_whole_field_is_where_it_was_wanted(polar, azimuth, at):
+    found = run_ranks(polar * azimuth, put_together, polar, azimuth, at)
+    assert found == [{v: True for v, place in enumerate(at) if place == rank} for rank in range(polar * azimuth)]

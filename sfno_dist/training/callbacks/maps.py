@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from sfno_dist.comm import sum_on_cpu
+from sfno_dist.comm import whole
 from sfno_dist.data.recipe import Recipe
 from sfno_dist.training.plot import forecast_maps
 
@@ -41,26 +41,24 @@ class ForecastMaps(lightning.Callback):
         if "valid" in batch:
             forecast, states = (torch.where(batch["valid"][0, -len(x) :], x, torch.nan) for x in (forecast, states))
         fields = [recipe.statistics.physical(x) for x in (torch.cat([states[:1], forecast]), states)]
-        forecast_there, truth = (_whole(field.cpu().float(), recipe) for field in fields)
+        forecast_there, truth = ([_whole(one.cpu().float(), recipe) for one in field] for field in fields)
         if trainer.is_global_zero:
             times = batch["times"][0].cpu().numpy().astype("datetime64[ns]")
-            whole = recipe.whole or recipe
+            globe = recipe.whole or recipe
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"epoch_{trainer.current_epoch}.png"
-            forecast_maps(_dataset(forecast_there, times, whole), _dataset(truth, times, whole), whole, path)
+            forecast_maps(_dataset(forecast_there, times, globe), _dataset(truth, times, globe), globe, path)
 
 
-def _whole(fields: Tensor, recipe: Recipe) -> np.ndarray:
-    """Tiles [..., H, W] put together   [..., nlat, nlon]"""
-    tile = recipe.tile
-    globe = torch.zeros(*fields.shape[:-2], *recipe.grid.shape)
-    globe[..., tile.rows, tile.columns] = fields
-    return sum_on_cpu(globe, recipe.mesh, over=("globe",)).numpy()
+def _whole(fields: Tensor, recipe: Recipe) -> list[np.ndarray]:
+    """Tiles [V, H, W] put together on the first process of the globe   V x [nlat, nlon]"""
+    return [field.numpy() for field in whole(fields, recipe.tile, at=[0] * len(fields)).values()]
 
 
-def _dataset(fields: np.ndarray, times: np.ndarray, recipe: Recipe) -> xr.Dataset:
-    variables = enumerate(zip(recipe.outputs, recipe.units, strict=False))
+def _dataset(fields: list[list[np.ndarray]], times: np.ndarray, recipe: Recipe) -> xr.Dataset:
+    values = [np.stack(times_of_one) for times_of_one in zip(*fields, strict=True)]
+    variables = zip(recipe.outputs, recipe.units, values, strict=False)
     return xr.Dataset(
-        {name: (("time", "lat", "lon"), fields[:, v], {"units": units}) for v, (name, units) in variables},
+        {name: (("time", "lat", "lon"), field, {"units": units}) for name, units, field in variables},
         {"time": times},
     )
