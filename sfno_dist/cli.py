@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     from sfno_dist.mesh import ProcessMesh
 
@@ -52,28 +50,40 @@ def _first_to_say(line: str) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
+    options.words = sys.argv[1:] if arguments is None else list(arguments)
     with one_line_errors():
         options.run(options)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="sfno-dist", description="Data sets, and forecasts from checkpoints that train.py wrote."
+        prog="sfno-dist", description="Data sets, forecasts from checkpoints that train.py wrote, and their scores."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    forecast = commands.add_parser("forecast", help="roll a checkpoint out from an initial time")
+    forecast = commands.add_parser("forecast", help="roll a checkpoint out from one or many initial times")
     forecast.add_argument("checkpoint", metavar="CHECKPOINT", help="such as runs/.../checkpoints/best.ckpt")
     forecast.add_argument(
-        "--init", required=True, metavar="TIME", help="initial time, such as 1991-01 or 2020-01-01T06"
+        "--init",
+        required=True,
+        nargs="+",
+        metavar="TIME",
+        help="initial times, such as 1991-01 or 2020-01-01T06, and periods FIRST/LAST or FIRST/LAST/24hours",
     )
     forecast.add_argument("--steps", type=int, default=1, metavar="N", help="number of steps (default 1)")
-    forecast.add_argument("--output", required=True, metavar="F.nc", help="netCDF file to write")
+    forecast.add_argument("--output", required=True, metavar="F.nc|F.zarr", help="netCDF file or zarr folder to write")
     forecast.add_argument(
         "--data", nargs="+", metavar="PATH", help="files with the initial fields (default: those of the training)"
     )
+    forecast.add_argument("--members", type=int, metavar="N", help="make an ensemble, its initial fields perturbed")
+    forecast.add_argument(
+        "--perturbation", type=float, default=0.1, metavar="X", help="share of each variable's spread (default 0.1)"
+    )
+    forecast.add_argument("--seed", type=int, default=0, metavar="N", help="of the perturbations (default 0)")
+    forecast.add_argument("--append", action="store_true", help="add initial times to the forecasts that are there")
     forecast.add_argument(
         "--plot", metavar="F.png", help="also draw maps of the last step: forecast, truth, difference"
     )
+    _add_mesh(forecast)
     forecast.set_defaults(run=_forecast)
     score = commands.add_parser(
         "score", help="scores of forecasts against the truth, by the definitions of WeatherBench 2"
@@ -129,14 +139,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_data_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("paths", nargs="+", metavar="PATH", help="netCDF or zarr, or a glob of them")
-    command.add_argument(
-        "--mesh", metavar="LAYOUT", default="polar=1,azimuth=1", help="process layout, such as polar=2,azimuth=4"
-    )
+    _add_mesh(command)
     command.add_argument(
         "--variables", nargs="+", metavar="NAME", help="such as t2m z500 (default: all on time, latitude, longitude)"
     )
     command.add_argument("--missing", nargs="+", default=(), metavar="NAME", help="variables that may lack values")
     command.add_argument("--member", type=int, metavar="N", help="ensemble member to read, where there are several")
+
+
+def _add_mesh(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--mesh", metavar="LAYOUT", default="polar=1,azimuth=1", help="process layout, such as polar=2,azimuth=4"
+    )
 
 
 def _mesh(text: str) -> ProcessMesh:
@@ -168,25 +182,12 @@ def _rechunk(options: argparse.Namespace) -> None:
 
 
 def _forecast(options: argparse.Namespace) -> None:
-    from sfno_dist.data.samples import FieldReader
-    from sfno_dist.training import checkpoint, plot
-    from sfno_dist.training import forecast as forecasts
+    from sfno_dist.forecasts import Request
+    from sfno_dist.forecasts.command import run
 
-    try:
-        init = np.datetime64(options.init, "ns")
-    except ValueError:
-        raise ValueError(f"--init: a time reads like 1991-01 or 2020-01-01T06, got {options.init!r}") from None
-    loaded = checkpoint.load(options.checkpoint)
-    sources = options.data or loaded.data_paths
-    for path in filter(None, (options.output, options.plot)):
-        forecasts.check_output(sources, path)
-    reader = FieldReader.of(loaded.recipe, sources)
-    result = forecasts.forecast(loaded, reader, init=init, steps=options.steps)
-    forecasts.write(result, options.output)
-    print(f"wrote {options.output}: {', '.join(loaded.recipe.outputs)}, {options.steps} x {loaded.recipe.step}")
-    if options.plot:
-        plot.forecast_maps(result, forecasts.truth(reader, result, loaded), loaded.recipe, options.plot)
-        print(f"wrote {options.plot}")
+    choice = {name: getattr(options, name) for name in ("steps", "data", "members", "perturbation", "seed", "append")}
+    request = Request(options.checkpoint, options.output, options.init, **choice)
+    run(request, _mesh(options.mesh), command=["-m", "sfno_dist.cli", *options.words], picture=options.plot)
 
 
 def _verify_layout(options: argparse.Namespace) -> None:

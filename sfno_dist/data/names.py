@@ -32,6 +32,26 @@ SYNONYMS = [
     ("tcwv", "total_column_water_vapour"),
 ]
 
+#: of the quantities that have one in CF's table (version 86), by ECMWF's short name
+CF_NAMES = {
+    "t": "air_temperature", "z": "geopotential", "u": "eastward_wind", "v": "northward_wind",
+    "w": "lagrangian_tendency_of_air_pressure", "q": "specific_humidity", "r": "relative_humidity",
+    "t2m": "air_temperature", "d2m": "dew_point_temperature", "gh": "geopotential_height", "u10": "eastward_wind",
+    "v10": "northward_wind", "u100": "eastward_wind", "v100": "northward_wind",
+    "msl": "air_pressure_at_mean_sea_level", "sp": "surface_air_pressure", "sst": "sea_surface_temperature",
+    "tcwv": "atmosphere_mass_content_of_water_vapor",
+}  # fmt: skip
+
+
+def cf_attributes(name: str) -> dict[str, str]:
+    """``long_name`` of a variable such as ``t2m`` or ``z500`` and, where CF has one, ``standard_name``."""
+    base, level = level_of(name) or (name, None)
+    quantity = quantity_of(base, {})
+    group = next((names for names in SYNONYMS if names[0] == quantity), (base, base))
+    long_name = next((spelt for spelt in group if "_" in spelt), group[1]).replace("_", " ")
+    attributes = {"long_name": f"{long_name} at {level} hPa" if level else long_name}
+    return attributes | ({"standard_name": CF_NAMES[quantity]} if quantity in CF_NAMES else {})
+
 
 def quantity_of(name: str, attributes: dict) -> str | None:
     """The short name (ECMWF) of a known quantity, by a field's name or its CF standard name; None for others."""

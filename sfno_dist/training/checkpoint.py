@@ -17,6 +17,7 @@ from sfno_dist import models
 from sfno_dist.data.errors import DataError
 from sfno_dist.data.recipe import Recipe
 from sfno_dist.geometry import Grid
+from sfno_dist.mesh import ProcessMesh
 
 KEY = "sfno_dist"
 FORMAT = 2
@@ -63,15 +64,27 @@ def model_class(name: str) -> Callable[..., nn.Module]:
     return getattr(models, name)
 
 
-def load(path: str | Path) -> LoadedCheckpoint:
-    """Reads a checkpoint of ours onto the CPU. ``CheckpointError``, one line, for one that cannot be used."""
+def load(path: str | Path, mesh: ProcessMesh | None = None) -> LoadedCheckpoint:
+    """Reads a checkpoint of ours onto the CPU, for the tile of one process of ``mesh``.
+
+    ``CheckpointError``, one line, for one that cannot be used.
+    """
     stored = read(Path(path))
-    ours = stored[KEY]
-    recipe = Recipe.from_dict(ours["recipe"])
-    model = build_model(ours["model"], recipe)
-    prefixed = stored["state_dict"].items()
-    model.load_state_dict({k.removeprefix(MODEL_PREFIX): v for k, v in prefixed if k.startswith(MODEL_PREFIX)})
-    return LoadedCheckpoint(model.eval(), recipe, ours["data_paths"])
+    try:
+        ours = stored[KEY]
+        recipe = Recipe.from_dict(ours["recipe"])
+        if mesh is not None and mesh.size > 1:
+            recipe = recipe.cut(mesh)
+        settings = {**ours["model"], "backend": None}  # that of the device at hand
+        model = build_model(settings, recipe)
+        prefixed = stored["state_dict"].items()
+        model.load_state_dict({k.removeprefix(MODEL_PREFIX): v for k, v in prefixed if k.startswith(MODEL_PREFIX)})
+        return LoadedCheckpoint(model.eval(), recipe, ours["data_paths"])
+    except (KeyError, TypeError, RuntimeError) as error:
+        what = str(error).splitlines()[0][:120]
+        raise CheckpointError(
+            f"{path}: what it holds does not fit together ({what}); it is damaged, or of another version of sfno_dist"
+        ) from error
 
 
 def read(path: Path) -> dict[str, Any]:

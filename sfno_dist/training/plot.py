@@ -14,16 +14,20 @@ from sfno_dist.data.recipe import Recipe
 from sfno_dist.data.timeline import TimeStep
 
 
-def forecast_maps(result: xr.Dataset, truth: xr.Dataset, recipe: Recipe, path: str | Path) -> None:
-    """One row of maps per variable at the last step: forecast and, where there is one, truth and difference."""
-    time = result.time.values[-1]
-    known = len(truth.time) > 0 and truth.time.values[-1] == time
+def forecast_maps(
+    result: xr.Dataset, truth: xr.Dataset | None, recipe: Recipe, path: str | Path, *, steps: int
+) -> None:
+    """One row of maps per variable at the last time of ``result``, ``steps`` after its first: the forecast.
+
+    Beside it the last time of ``truth``, where there is one, and the difference.
+    """
+    known = truth is not None
     columns = ["forecast", "truth", "forecast - truth"] if known else ["forecast"]
     figure = Figure(figsize=(4.6 * len(columns), 0.5 + 2.5 * len(recipe.outputs)), layout="constrained")
     axes = figure.subplots(len(recipe.outputs), len(columns), squeeze=False)
     for row, name in zip(axes, recipe.outputs, strict=True):
         maps = {"forecast": result[name][-1]}
-        if known:
+        if truth is not None:
             maps |= {"truth": truth[name][-1], "forecast - truth": result[name][-1] - truth[name][-1]}
         low, high = (float(f(maps[c] for c in columns[:2] if c in maps)) for f in (_lowest, _highest))
         for axis, column in zip(row, columns, strict=True):
@@ -34,7 +38,7 @@ def forecast_maps(result: xr.Dataset, truth: xr.Dataset, recipe: Recipe, path: s
             axis.set_title(f"{name}  {column}", fontsize=10)
             image = axis.collections[0]
             figure.colorbar(image, ax=axis, shrink=0.85, label=str(result[name].attrs.get("units", "")))
-    lead = TimeStep(recipe.step.count * (len(result.time) - 1), recipe.step.unit)
+    lead = TimeStep(recipe.step.count * steps, recipe.step.unit)
     unit = "D" if recipe.step.unit == "months" else "h"
     start, end = result.time.values[[0, -1]].astype(f"datetime64[{unit}]").astype(str)
     figure.suptitle(f"from {start}, {lead} ahead: {end}")

@@ -47,7 +47,8 @@ class ForecastMaps(lightning.Callback):
             globe = recipe.whole or recipe
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"epoch_{trainer.current_epoch}.png"
-            forecast_maps(_dataset(forecast_there, times, globe), _dataset(truth, times, globe), globe, path)
+            pair = [_dataset(values, times, globe) for values in (forecast_there, truth)]
+            forecast_maps(pair[0], pair[1], globe, path, steps=len(times) - 1)
 
 
 def _whole(fields: Tensor, recipe: Recipe) -> list[np.ndarray]:

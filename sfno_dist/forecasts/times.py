@@ -1,0 +1,96 @@
+"""Initial times as a user writes them, and the times of the forecasts that start there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sfno_dist.data import DataError
+from sfno_dist.data.calendars import time_text
+from sfno_dist.data.recipe import Recipe
+from sfno_dist.data.samples import FieldReader
+from sfno_dist.data.timeline import TimeStep, in_calendar, period
+
+
+def initial_indices(texts: Sequence[str], reader: FieldReader, step: TimeStep) -> list[int]:
+    """Indices in the data of the times that ``texts`` name: one, as 2020-01-01T06, or all of a period.
+
+    A period reads FIRST/LAST or FIRST/LAST/EVERY, as 2020-01-01/2020-01-31/24hours, and takes the times that the data
+    have in it. ``DataError`` for one that the data lack or declare missing, and for one named twice.
+    """
+    found: list[int] = []
+    for text in texts:
+        chosen = _of_period(text, reader) if "/" in text else [find_time(_parsed(text), reader, step)]
+        found += [index for index in chosen if index not in found]
+    incomplete = [reader.times[index] for index in found if not reader.complete[index]]
+    if incomplete:
+        raise DataError(f"{reader.source}: values are missing at {_short(incomplete[0])}; start at another time")
+    return found
+
+
+def find_time(time: Any, reader: FieldReader, step: TimeStep) -> int:
+    """Index in the data of a time: the same instant, or for steps of months the same month."""
+    ordinals = step.ordinals(reader.times)
+    wanted = step.ordinals(np.array([in_calendar(time, reader.times)]))[0]
+    found = np.flatnonzero(ordinals == wanted)
+    if len(found) == 0:
+        places = [0, int(np.argmin(np.abs(ordinals - wanted))), -1]
+        first, nearest, last = (_short(at) for at in reader.times[places])
+        raise DataError(
+            f"{reader.source}: no data at {_short(time)}; the nearest time is {nearest}, the data run from {first} to "
+            f"{last}"
+        )
+    return int(found[0])
+
+
+def valid_times(start: int, steps: int, reader: FieldReader, step: TimeStep) -> np.ndarray:
+    """The times 0 to ``steps`` steps after that of the data at ``start``   [steps + 1]
+
+    Where the data have such a month, they say at what day and hour it is stamped.
+    """
+    at = reader.times[start]
+    times = [step.advance(at, n) for n in range(steps + 1)]
+    held = dict(zip(step.ordinals(reader.times).tolist(), reader.times, strict=True))
+    ordinals = step.ordinals(np.array(times)).tolist()
+    return np.array([held.get(ordinal, time) for ordinal, time in zip(ordinals, times, strict=True)])
+
+
+def check_prescribed(times: np.ndarray, reader: FieldReader, recipe: Recipe) -> None:
+    """``DataError`` where the data lack a time at which the model takes variables from them: all but the last."""
+    if not recipe.roles.prescribed:
+        return
+    for time in times[:-1]:
+        try:
+            find_time(time, reader, recipe.step)
+        except DataError as error:
+            names = ", ".join(recipe.roles.prescribed)
+            raise DataError(f"{error}; the model takes {names} from the data at every step") from error
+
+
+def _parsed(text: str) -> np.datetime64:
+    try:
+        return np.datetime64(text, "ns")
+    except ValueError:
+        raise DataError(f"--init: a time reads like 1991-01 or 2020-01-01T06, got {text!r}") from None
+
+
+def _of_period(text: str, reader: FieldReader) -> list[int]:
+    first, last, *every = text.split("/")
+    if len(every) > 1:
+        raise DataError(f"--init: a period reads FIRST/LAST or FIRST/LAST/EVERY, got {text!r}")
+    start, end = period(first, last, f"--init {text}")
+    inside = np.flatnonzero((reader.dates >= start) & (reader.dates <= end) & reader.complete)
+    if len(inside) == 0:
+        raise DataError(f"{reader.source}: no data from {first} to {last}; they run from {_short(reader.times[0])} to "
+                        f"{_short(reader.times[-1])}")  # fmt: skip
+    if not every:
+        return inside.tolist()
+    stride = TimeStep.parse(every[0])
+    ordinals = stride.ordinals(reader.times[inside])
+    return inside[(ordinals - ordinals[0]) % stride.stride == 0].tolist()
+
+
+def _short(time: Any) -> str:
+    return time_text(time)[:16]
