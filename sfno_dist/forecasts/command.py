@@ -11,7 +11,7 @@ import xarray as xr
 from sfno_dist.data.samples import FieldReader
 from sfno_dist.forecasts.run import Request, checked_output, forecast
 from sfno_dist.forecasts.store import open_finished
-from sfno_dist.mesh import ProcessMesh
+from sfno_dist.mesh import Decomposition, ProcessMesh
 from sfno_dist.training import checkpoint, launch, plot
 from sfno_dist.training.config import ConfigError
 
@@ -24,6 +24,8 @@ def run(request: Request, layout: ProcessMesh, *, command: Sequence[str], pictur
     processes = launch.Processes.of(os.environ)
     launch.refuse_other_size(layout.sizes, processes)
     if layout.size > processes.size:
+        for grid in checkpoint.grids(request.checkpoint):
+            Decomposition(grid, layout)  # an error before a mistyped layout starts hundreds of processes
         launch.start(layout.size, command)
         return
     on_gpu = torch.cuda.is_available()

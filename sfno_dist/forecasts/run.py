@@ -68,8 +68,8 @@ def forecast(request: Request, mesh: ProcessMesh, device: torch.device | str = "
     """Writes the forecasts; the number of those made. All processes of ``mesh`` call this alike.
 
     What is written grows in a hidden folder beside the output and takes its name when it is whole; after an
-    interruption the same request goes on there, and ends with the same bits. Raises ``DataError`` and
-    ``CheckpointError``, one line, on all processes alike.
+    interruption the same request goes on there, and ends with the same bits. Raises ``ValueError``, one
+    line, on all processes alike.
     """
     with mesh.alike() as facts:
         output = checked_output(request.output)

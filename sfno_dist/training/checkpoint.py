@@ -87,6 +87,12 @@ def load(path: str | Path, mesh: ProcessMesh | None = None) -> LoadedCheckpoint:
         ) from error
 
 
+def grids(path: str | Path) -> tuple[Grid, Grid]:
+    """That of the fields of a checkpoint, and that of its blocks; ``CheckpointError`` as for ``load``."""
+    ours = read(Path(path))[KEY]
+    return Grid(**ours["recipe"]["grid"]), Grid(**ours["model"]["latent_grid"])
+
+
 def read(path: Path) -> dict[str, Any]:
     """All that a checkpoint of ours holds, on the CPU. ``CheckpointError`` for anything else."""
     if not path.is_file():
