@@ -68,9 +68,9 @@ class Rollout:
     def go_on_from(self, step: int, state: Tensor) -> None:
         self.state, self.step, self.initial = state, step, None
 
-    def features(self) -> Tensor:
-        """All that enters beside the state at the next step; ``DataError`` where prescribed fields cannot be read."""
-        recipe, n = self.loaded.recipe, self.step
+    def features(self, n: int) -> Tensor:
+        """All that enters beside the state after ``n`` steps; ``DataError`` where prescribed fields cannot be read."""
+        recipe = self.loaded.recipe
         if n > 0 and recipe.roles.prescribed:
             fields = self.reader(find_time(self.trajectory.times[n], self.reader, recipe.step))
             self.normalised, self.valid = recipe.normalised(fields)

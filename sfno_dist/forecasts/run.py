@@ -6,6 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from sfno_dist.comm import whole
@@ -168,59 +170,76 @@ def _make(
         fields = store.Fields(progress.fields, loaded.recipe.outputs)
         done = facts["forecasts that are done"] = [one.number for one in mine if progress.is_done(one.number)]
     steps = layout.times.shape[1] - 1
-    with tqdm(total=len(mine) * steps, desc="forecast", unit="step", disable=mesh.rank > 0) as bar:
+    bar = tqdm(total=len(mine) * steps, desc="forecast", unit="step", disable=mesh.rank > 0)
+    # Disks work while the model does: one thread reads ahead, another writes.
+    with bar, ThreadPoolExecutor(1) as reading, ThreadPoolExecutor(1) as writing:
         for one in mine:
             if one.number in done:
                 bar.update(steps)
                 continue
             with mesh.alike():
                 rollout = Rollout(loaded, reader, one)
-            writer = Writer(rollout, fields, layout, progress)
+            writer = Writer(rollout, fields, layout, progress, writing)
             found = progress.found(one.number)
             if found is None:
                 writer.write()
             else:
                 rollout.go_on_from(*found)
                 bar.update(rollout.step)
+            ahead = reading.submit(rollout.features, rollout.step)
             while rollout.step < steps:
                 with mesh.alike():
-                    features = rollout.features()
+                    features = ahead.result()
+                if rollout.step + 1 < steps:
+                    ahead = reading.submit(rollout.features, rollout.step + 1)
                 rollout.advance(features)
                 writer.write()
                 bar.update()
+            writer.wait()
             if mesh.place == 0:
                 progress.done(one.number)
 
 
-@dataclass
 class Writer:
-    """Of one forecast: what each of its steps leaves on disk."""
+    """Of one forecast: what each of its steps leaves on disk, written by a thread of its own."""
 
-    rollout: Rollout
-    fields: store.Fields
-    layout: Layout
-    progress: Progress
-    warned: bool = False
+    def __init__(
+        self, rollout: Rollout, fields: store.Fields, layout: Layout, progress: Progress, thread: ThreadPoolExecutor
+    ) -> None:
+        self.rollout, self.fields, self.layout, self.progress = rollout, fields, layout, progress
+        self._thread, self._written, self._warned = thread, Future[None](), False
+        self._written.set_result(None)
 
     def write(self) -> None:
-        """The fields, each whole by one of the processes, then the state to go on from; all of them call this alike."""
+        """The fields, each whole by one of the processes, then the state to go on from.
+
+        Returns once the step before is on disk. All processes of the globe call this alike.
+        """
         rollout, recipe = self.rollout, self.rollout.loaded.recipe
         writers = [v % recipe.mesh.globe_size for v in range(recipe.out_channels)]
         globes = whole(rollout.fields(), recipe.tile, at=writers)
-        number, step = rollout.trajectory.number, rollout.step
+        self.wait()
+        self._written = self._thread.submit(self._store, globes, rollout.step, rollout.state)
+        self._warn_of_infinities()
+
+    def wait(self) -> None:
+        """Until all is on disk; an error that is raised on all processes of the globe where it is not."""
+        with self.rollout.loaded.recipe.mesh.alike(), readable(self.progress.folder):
+            self._written.result()
+
+    def _store(self, globes: dict[int, Tensor], step: int, state: Tensor) -> None:
+        number = self.rollout.trajectory.number
         init, member = divmod(number, self.layout.members or 1)
         place = (init, step, member) if self.layout.members else (init, step)
-        with recipe.mesh.alike(), readable(self.progress.folder):
-            for v, globe in globes.items():
-                self.fields.write(v, place, globe.numpy())
-            self.progress.save(number, step, rollout.state)
-        self._warn_of_infinities()
+        for v, globe in globes.items():
+            self.fields.write(v, place, globe.numpy())
+        self.progress.save(number, step, state)
 
     def _warn_of_infinities(self) -> None:
         rollout = self.rollout
         finite = torch.isfinite(rollout.state).all(-1).all(-1)
-        if not self.warned and not finite.all():
-            self.warned = True
+        if not self._warned and not finite.all():
+            self._warned = True
             name = rollout.loaded.recipe.outputs[int(finite.int().argmin())]
             start = time_text(rollout.trajectory.times[0])[:16]
             tqdm.write(f"warning: from {start}, {name} is no finite number after step {rollout.step}", file=sys.stderr)

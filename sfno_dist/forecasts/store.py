@@ -8,6 +8,7 @@ loses no more than the chunk being written, which is why netCDF too is made from
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import shutil
 import warnings
@@ -172,7 +173,7 @@ def _to_netcdf(layout: Layout, folder: Path, path: Path) -> None:
         for v, name in enumerate(layout.recipe.outputs):
             data.createVariable(
                 name, "f4", layout.dims, zlib=True, complevel=4, shuffle=True, chunksizes=layout.chunks,
-                fill_value=np.float32(np.nan),
+                fill_value=np.float32(np.nan), chunk_cache=4 * math.prod(layout.chunks),
             ).setncatts(layout.variable_attributes(v))  # fmt: skip
         places = list(itertools.product(layout.recipe.outputs, *map(range, layout.shape[:-2])))
         for name, *place in tqdm(places, desc=f"writing {path.name[1:].split('.')[0]}", unit="field", delay=3.0):
