@@ -80,7 +80,8 @@ def test_a_killed_forecast_goes_on_to_the_same_bits(folder, tmp_path, sizes, the
     undisturbed = tmp_path / "undisturbed.nc"
     assert run_ranks(alone, on_mesh, folder, undisturbed, then) == [3] * alone
     if sizes == then:
-        assert made == 24 - 3 * STEPS - 1  # three whole forecasts and one step were kept
+        # Three whole forecasts were kept, and the step whose writing had ended: one may have been on its way.
+        assert 24 - 3 * STEPS - 1 <= made <= 24 - 3 * STEPS
         assert same(fields(tmp_path / "f.nc"), fields(undisturbed))
     else:  # of another layout only whole forecasts are kept
         a, b = fields(tmp_path / "f.nc"), fields(undisturbed)
