@@ -117,9 +117,13 @@ def test_the_demo_beats_persistence_and_climatology(tmp_path):
         assert all(float(skill) > 0.1 for skill in skills[:2])
         _bias, correlation, of_persistence = map(float, skills[2:])
         assert correlation > of_persistence > 0.0
-    (command,) = [block for block in blocks("bash") if "sfno-dist forecast" in block]
+    (command,) = [block for block in blocks("bash") if "sfno-dist forecast" in block and "--plot" in block]
     run(["bash", "-ec", command.replace(".venv/bin/sfno-dist", f"{sys.executable} -m sfno_dist.cli")], tmp_path)
     assert (tmp_path / "forecast.nc").is_file() and (tmp_path / "forecast.png").is_file()
+    (command,) = [block for block in blocks("bash") if "sfno-dist forecast" in block and "--members" in block]
+    run(["bash", "-ec", command.replace(".venv/bin/sfno-dist", f"{sys.executable} -m sfno_dist.cli")], tmp_path)
+    with xr.open_dataset(tmp_path / "ensemble.zarr", decode_timedelta=True) as ensemble:
+        assert ensemble.uwnd.shape == (6, 4, 4, 73, 144)
     (tmp_path / "data").symlink_to(ROOT / "data")
     (command,) = [block for block in blocks("bash") if "sfno-dist score" in block]
     out = run(["bash", "-ec", command.replace(".venv/bin/sfno-dist", f"{sys.executable} -m sfno_dist.cli")], tmp_path)
