@@ -118,6 +118,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     layout.set_defaults(run=_verify_layout)
 
+    plan = commands.add_parser(
+        "plan", help="memory and exchanges of a training before it starts, and the layout to take"
+    )
+    plan.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="as for train.py: grid=era5_1deg mesh=polar2_azimuth2 ..."
+    )
+    plan.add_argument("--processes", type=int, metavar="N", help="compare all layouts of N processes, such as GPUs")
+    plan.add_argument("--memory", metavar="SIZE", help="of each process, such as 80GB")
+    plan.set_defaults(run=_plan)
+
     doctor = commands.add_parser(
         "doctor", help="what a report of a fault needs: versions, kernels, devices, a self-test"
     )
@@ -198,6 +208,12 @@ def _verify_layout(options: argparse.Namespace) -> None:
     if certificate.fault:
         raise LayoutError(certificate.fault)
     print("the layout changes nothing")
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from sfno_dist.plan.command import report
+
+    print(report(options.overrides, processes=options.processes, memory=options.memory))
 
 
 def _score(options: argparse.Namespace) -> None:

@@ -48,6 +48,8 @@ class _Sum(torch.autograd.Function):
 
 def _summed(tensor: Tensor, mesh: ProcessMesh) -> Tensor:
     total = tensor.clone(memory_format=torch.contiguous_format)
+    if mesh.paper:
+        return total
     # gloo sums no complex numbers
     dist.all_reduce(torch.view_as_real(total) if total.is_complex() else total, group=mesh.groups.space)
     return total

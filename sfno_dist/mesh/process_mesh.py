@@ -58,9 +58,13 @@ class ProcessMesh:
     def on_paper(
         cls, data: int = 1, polar: int = 1, azimuth: int = 1, *, rank: int = 0, row_balance: str = "count"
     ) -> ProcessMesh:
-        """The layout as ``rank`` would see it, without processes: for plans and their costs, not for transfers."""
+        """The layout as ``rank`` would see it, without processes: for plans and their costs.
+
+        What would come from other processes has its size and no values.
+        """
         mesh = cls.__new__(cls)
         mesh._lay_out((data, polar, azimuth), row_balance, 0.0)
+        mesh.paper = True
         if not 0 <= rank < mesh.size:
             raise ValueError(f"rank must lie in 0..{mesh.size - 1} for {mesh}, got {rank}")
         mesh.rank = rank
@@ -73,7 +77,7 @@ class ProcessMesh:
         if row_balance not in ROW_BALANCES:
             raise ValueError(f"mesh.row_balance must be one of {', '.join(ROW_BALANCES)}, got {row_balance!r}")
         self.data, self.polar, self.azimuth = self.sizes = sizes
-        self.row_balance, self.timeout_s, self.rank = row_balance, timeout_s, 0
+        self.row_balance, self.timeout_s, self.rank, self.paper = row_balance, timeout_s, 0, False
 
     def _refuse_other_world(self) -> None:
         if self.size == 1:
@@ -125,7 +129,7 @@ class ProcessMesh:
 
         All processes of the globe call this at the same point. One process alone only raises its problem.
         """
-        if self.globe_size == 1:
+        if self.globe_size == 1 or self.paper:
             if problem is not None:
                 raise ValueError(problem)
             return
@@ -142,7 +146,7 @@ class ProcessMesh:
         try:
             yield facts
         except ValueError as error:
-            if self.globe_size == 1:
+            if self.globe_size == 1 or self.paper:
                 raise
             problem = str(error)
         self.agree(facts, problem)

@@ -18,14 +18,12 @@ import lightning
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from sfno_dist.training import launch
+from sfno_dist.training.compose import compose_training
 from sfno_dist.training.config import ConfigError
 from sfno_dist.training.hydra_run import wanted
 from sfno_dist.training.run import assemble, build_mesh
@@ -148,30 +146,11 @@ def verify(
 
 def composed(overrides: Sequence[str], folder: Path, steps: int) -> DictConfig:
     """The configuration that ``train.py`` would have, with what the certificate decides itself."""
-    root = _root()
     for key in (word.partition("=")[0].lstrip("+~") for word in overrides):
         if key in {*OF_TRAINING, "trainer.max_steps"} or key.startswith(("callbacks.", "logger.")):
             raise ConfigError(f"verify-layout decides {key} itself; leave it out")
-    os.environ["SFNO_DIST_ROOT"] = str(root)
-    try:
-        with initialize_config_dir(str(root / "conf"), version_base="1.3"):
-            config = compose("train", [*overrides, f"paths.output='{folder}'", "name=verify-layout"])
-        for key, value in {**OF_TRAINING, "trainer.max_steps": steps}.items():
-            OmegaConf.update(config, key, value, merge=False, force_add=True)
-        return DictConfig(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(" ".join(str(error).split())) from error
-
-
-def _root() -> Path:
-    """The folder of train.py and conf/: as the environment says, or where the command was given, or the source tree."""
-    named = os.environ.get("SFNO_DIST_ROOT")
-    folders = [Path(named)] if named else [Path.cwd(), Path(__file__).parents[2]]
-    for folder in folders:
-        if (folder / "conf" / "train.yaml").is_file():
-            return folder
-    looked = " or ".join(str(folder / "conf") for folder in folders)
-    raise ConfigError(f"no train.yaml in {looked}; run this in the folder of train.py or set SFNO_DIST_ROOT to it")
+    decided = {**OF_TRAINING, "trainer.max_steps": steps}
+    return compose_training([*overrides, f"paths.output='{folder}'", "name=verify-layout"], decided)
 
 
 def _start(size: int, config: DictConfig, folder: str, prepare: Callable[[], None] | None) -> None:

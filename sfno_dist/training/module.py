@@ -120,11 +120,15 @@ class ForecastModule(lightning.LightningModule):
         self.log(f"{split}/loss", self.mean_loss.compute().float(), prog_bar=True)
         self.mean_loss.reset()
 
-    def configure_optimizers(self) -> Any:
+    def bare_optimizer(self) -> torch.optim.Optimizer:
+        """Without the schedule of its learning rate."""
         matrices = [p for p in self.parameters() if p.requires_grad and p.ndim > 1]
         vectors = [p for p in self.parameters() if p.requires_grad and p.ndim <= 1]
         # Biases and norm weights have no reason to be small.
-        optimizer = self.make_optimizer([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}])
+        return self.make_optimizer([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}])
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.bare_optimizer()
         steps = training_steps(self.trainer)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine(steps, round(self.warmup * steps)))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
