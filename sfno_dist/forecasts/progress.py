@@ -24,12 +24,22 @@ from sfno_dist.mesh import ProcessMesh
 
 
 class Progress:
-    """In ``folder``, of the process at ``mesh.rank``; the first process makes the folder with ``begin``."""
+    """In ``folder``, of the process at ``mesh.rank``; the first process makes the folder with ``begin``.
+
+    A context: at its end another command may go on.
+    """
 
     def __init__(self, output: Path, mesh: ProcessMesh) -> None:
         self.folder = output.absolute().parent / f".{output.name}.partial"
         self.mesh = mesh
         self._lock: IO | None = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     @property
     def fields(self) -> Path:
@@ -41,7 +51,7 @@ class Progress:
         ``DataError`` where another command writes it, and where what is there was asked for otherwise.
         """
         self.folder.mkdir(exist_ok=True)
-        self._lock = open(self.folder / "lock", "w")  # noqa: SIM115  held as long as this process lives
+        self._lock = open(self.folder / "lock", "w")  # noqa: SIM115  held until this context ends
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

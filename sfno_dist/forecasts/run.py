@@ -85,17 +85,17 @@ def forecast(request: Request, mesh: ProcessMesh, device: torch.device | str = "
         layout, starts = _laid_out(request, loaded, reader, output)
     if not starts:
         return 0
-    progress = Progress(output, mesh)
     identity = {**json.loads(layout.attributes["request"]), "initial times": [time_text(t) for t in layout.times[:, 0]]}
     identity["data"] = [str(Path(source).absolute()) for source in sources]
-    _on_first(mesh, output, lambda: _begin(layout, progress, identity, output=output, new=len(starts)))
-    perturbation = request.perturbation if layout.members else 0.0
-    asked = trajectories(starts, layout, perturbation=perturbation, seed=request.seed)
-    _make([one for one in asked if one.number % mesh.data == mesh.data_index], loaded, reader, layout, progress)
-    raise_everywhere(None, mesh)  # all have written theirs
-    _on_first(mesh, output, lambda: store.finish(layout, progress.fields, output))
-    if mesh.rank == 0:
-        progress.end()
+    with Progress(output, mesh) as progress:
+        _on_first(mesh, output, lambda: _begin(layout, progress, identity, output=output, new=len(starts)))
+        perturbation = request.perturbation if layout.members else 0.0
+        asked = trajectories(starts, layout, perturbation=perturbation, seed=request.seed)
+        _make([one for one in asked if one.number % mesh.data == mesh.data_index], loaded, reader, layout, progress)
+        raise_everywhere(None, mesh)  # all have written theirs
+        _on_first(mesh, output, lambda: store.finish(layout, progress.fields, output))
+        if mesh.rank == 0:
+            progress.end()
     return len(starts)
 
 

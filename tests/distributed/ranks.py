@@ -1,4 +1,4 @@
-"""The runner of all tests with several processes: gloo ranks, forked from a server that has imported PyTorch once."""
+"""The runner of all tests with several processes: gloo ranks, forked from a server that has imported all of it once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run_ranks(size: int, work: Callable[..., Any], *arguments: Any, living: int 
     ``living``: how many of them return anything, where one is to die.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "sfno_dist"])
+    context.set_forkserver_preload(["sfno_dist.forecasts", "sfno_dist.training.run"])
     # Kept by this process, as torchrun does, so that it outlives any rank.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     queue = context.Queue()
