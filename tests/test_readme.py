@@ -51,6 +51,12 @@ def test_the_snippet_for_several_processes_runs(tmp_path):
     assert len(set(norms)) == 1 and float(norms[0]) > 0.0
 
 
+def test_the_plan_is_that_of_the_readme(tmp_path):
+    (command,) = [block for block in blocks("bash") if "sfno-dist plan" in block]
+    out = run(["bash", "-ec", command.replace(".venv/bin/sfno-dist", f"{sys.executable} -m sfno_dist.cli")], ROOT)
+    assert out.split("\n", 1)[1] in README
+
+
 @pytest.mark.slow
 def test_the_commands_for_several_processes_run(tmp_path):
     (commands,) = [block for block in blocks("bash") if "torchrun" in block]
