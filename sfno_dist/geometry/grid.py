@@ -33,13 +33,13 @@ class Grid:
 
     Kinds, with the quadrature rule behind ``weights``:
 
-    =====================  =================================================  ==================
-    ``equiangular``        equally spaced, both poles                         Clenshaw-Curtis
-    ``equiangular-offset`` equally spaced cell centres, no poles              Fejer
-    ``legendre-gauss``     Gaussian latitudes                                 Gauss-Legendre
-    ``lobatto``            Gaussian latitudes with both poles                 Gauss-Lobatto
-    ``irregular``          any other latitudes, from ``from_coordinates``     area of each row
-    =====================  =================================================  ==================
+    | kind                   | latitudes                                      | quadrature       |
+    |------------------------|------------------------------------------------|------------------|
+    | ``equiangular``        | equally spaced, both poles                     | Clenshaw-Curtis  |
+    | ``equiangular-offset`` | equally spaced cell centres, no poles          | Fejer            |
+    | ``legendre-gauss``     | Gaussian latitudes                             | Gauss-Legendre   |
+    | ``lobatto``            | Gaussian latitudes with both poles             | Gauss-Lobatto    |
+    | ``irregular``          | any other, from ``from_coordinates``           | area of each row |
 
     ``first_longitude`` (degrees) is that of column 0. Raises ``GridError``.
     """
