@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from queue import Empty
 from typing import Any
 
 import torch
@@ -28,9 +30,16 @@ def run_ranks(size: int, work: Callable[..., Any], *arguments: Any, living: int 
         process.start()
     results: list[Any] = ["ended without a result"] * size
     try:
-        for _ in range(size if living is None else living):
-            rank, result = queue.get(timeout=600)
-            results[rank] = result
+        wanted, deadline = size if living is None else living, time.monotonic() + 600
+        while wanted and time.monotonic() < deadline:
+            alive = any(process.is_alive() for process in processes)
+            try:
+                rank, result = queue.get(timeout=1)
+            except Empty:
+                if not alive:  # all have died without a word
+                    break
+                continue
+            results[rank], wanted = result, wanted - 1
     finally:
         for process in processes:
             process.join(5)
