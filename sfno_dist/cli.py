@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sfno-dist", description="Data sets, forecasts from checkpoints that train.py wrote, and their scores."
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('sfno-dist')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     forecast = commands.add_parser("forecast", help="roll a checkpoint out from one or many initial times")
     forecast.add_argument("checkpoint", metavar="CHECKPOINT", help="such as runs/.../checkpoints/best.ckpt")
@@ -166,8 +168,11 @@ def _add_mesh(command: argparse.ArgumentParser) -> None:
 def _mesh(text: str) -> ProcessMesh:
     from sfno_dist.mesh import ProcessMesh
 
-    sizes: dict = dict(part.partition("=")[::2] for part in text.split(","))
+    parts = [part.partition("=")[::2] for part in text.split(",")]
+    sizes: dict = dict(parts)
     try:
+        if len(sizes) < len(parts):
+            raise ValueError
         for axis in sizes.keys() - {"row_balance"}:
             sizes[axis] = int(sizes[axis])
         return ProcessMesh.on_paper(**sizes)

@@ -52,13 +52,22 @@ class Processes:
         """As torchrun or srun started them; one process where neither did."""
         if all(name in environment for name in VARIABLES):
             names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")
-            processes = cls(*(int(environment[name]) for name in names))
+            processes = cls(*(_whole_number(environment, name) for name in names))
         elif "SLURM_STEP_ID" in environment and int(environment.get("SLURM_NTASKS", "1")) > 1:
             size, nodes = int(environment["SLURM_NTASKS"]), int(environment.get("SLURM_NNODES", "1"))
             processes = cls(size, size // nodes, int(environment["SLURM_PROCID"]), int(environment["SLURM_LOCALID"]))
         else:
             processes = cls()
         return processes
+
+
+def _whole_number(environment: Mapping[str, str], name: str) -> int:
+    if not environment[name].isdecimal():
+        raise ConfigError(
+            f"{name}={environment[name]!r} in the environment is no whole number; start the processes with torchrun or "
+            f"srun, or unset {', '.join(VARIABLES)}"
+        )
+    return int(environment[name])
 
 
 def refuse_other_size(axes: Sequence[int], processes: Processes) -> None:

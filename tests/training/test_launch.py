@@ -49,6 +49,11 @@ def test_the_processes_are_those_that_were_started(environment, expected):
     assert Processes.of(environment) == expected
 
 
+def test_a_variable_that_is_no_number_is_named():
+    with pytest.raises(ConfigError, match="RANK='zero' in the environment is no whole number"):
+        Processes.of({**TORCHRUN, "RANK": "zero"})
+
+
 @pytest.mark.parametrize(
     ("settings", "processes"),
     [
