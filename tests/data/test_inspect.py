@@ -114,7 +114,10 @@ def test_interrupted_rechunk_leaves_nothing_and_an_output_is_never_overwritten(t
     [
         (["inspect", "none.nc"], "no such file"),
         (["inspect", "a.nc", "--mesh", "polar=2;azimuth=2"], "--mesh: a layout reads like polar=2,azimuth=4"),
-        (["inspect", "a.nc", "--mesh", "polar=2,polar=3"], "a layout reads like polar=2,azimuth=4, got 'polar=2,polar=3'"),
+        (
+            ["inspect", "a.nc", "--mesh", "polar=2,polar=3"],
+            "a layout reads like polar=2,azimuth=4, got 'polar=2,polar=3'",
+        ),
         (["inspect", "a.nc", "--mesh", "polar=0"], "at least 1"),
         (["inspect", "a.nc", "--mesh", "polar=20"], "fewer than the 20 processes"),
         (["inspect", "a.nc", "--variables", "q500"], "no variable q500"),
