@@ -204,10 +204,10 @@ def test_a_training_without_progress_stops_early(folder, tmp_path):
 
 def test_maps_show_the_last_step_of_the_first_sample_in_its_units(folder, tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(maps_module, "forecast_maps", lambda *told: shown.append(told))
+    monkeypatch.setattr(maps_module, "forecast_maps", lambda *told, steps: shown.append((*told, steps)))
     fit(data(folder), tmp_path, callbacks=[ForecastMaps(str(tmp_path / "maps"))])
-    assert [path.name for *_, path in shown] == ["epoch_0.png", "epoch_1.png"]
-    forecast, truth, _, _ = shown[0]
+    assert [(told[-2].name, told[-1]) for told in shown] == [("epoch_0.png", 2), ("epoch_1.png", 2)]
+    forecast, truth, *_ = shown[0]
     assert truth.time.values.astype("datetime64[h]").astype(str).tolist() == [
         "2020-01-06T18",
         "2020-01-07T00",

@@ -7,7 +7,7 @@ import torch
 from training.commands import ROOT, sfno_dist
 
 from sfno_dist import cli
-from sfno_dist.training import certificate
+from sfno_dist.training import certificate, compose
 from sfno_dist.training.certificate import Certificate, StepDifferences, verify
 
 TINY = ["experiment=smoke", "grid.latent.nlat=6", "grid.latent.nlon=12", "model.embed_channels=8"]
@@ -217,9 +217,9 @@ def test_the_configuration_is_that_of_the_folder_it_is_told_or_given_in(monkeypa
     (tmp_path / "conf" / "train.yaml").write_text("{}")
     monkeypatch.setenv("SFNO_DIST_ROOT", str(ROOT))
     monkeypatch.chdir(tmp_path)
-    assert certificate._root() == ROOT
+    assert compose._root() == ROOT
     monkeypatch.delenv("SFNO_DIST_ROOT")
-    assert certificate._root() == tmp_path
+    assert compose._root() == tmp_path
     monkeypatch.setenv("SFNO_DIST_ROOT", str(tmp_path / "conf"))
     with pytest.raises(ValueError, match="set SFNO_DIST_ROOT to it"):
         verify(["mesh.polar=2"])
