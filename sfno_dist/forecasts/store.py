@@ -152,7 +152,9 @@ def finish(layout: Layout, folder: Path, output: Path) -> None:
     if output.suffix != ".zarr":
         with whole_or_nothing(output, overwrite=True) as partial:
             _to_netcdf(layout, folder, partial)
-        shutil.rmtree(folder)
+        written = folder.with_name("written.zarr")
+        os.replace(folder, written)  # killed while it removes half of the chunks, none is taken for a forecast
+        shutil.rmtree(written)
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of metadata that format 3 does not have yet, and xarray looks for

@@ -1,6 +1,7 @@
 """Forecasts on one process: right by hand, the same in any order of initial times, and whole or not there."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -207,6 +208,24 @@ def test_a_full_disk_is_a_line_and_the_forecast_goes_on_afterwards(trained, whol
     monkeypatch.setattr(store.Fields, "write", written)
     with pytest.raises(DataError, match=r"an unfinished forecast with steps 3, now it is 2.*rm -r"):
         made(trained, tmp_path / "f.nc", steps=2)
+    assert same(made(trained, tmp_path / "f.nc"), whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["f.nc"]
+
+
+def test_what_is_killed_as_it_clears_up_leaves_no_forecast_with_holes(trained, whole, tmp_path, monkeypatch):
+    removed = shutil.rmtree
+
+    def killed(path, **choice):
+        if (path / "t2m").exists():
+            removed(path / "t2m" / "c" / "0")  # one of the initial times
+            raise KeyboardInterrupt
+        removed(path, **choice)
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        made(trained, tmp_path / "f.nc")
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    assert same(fields(tmp_path / "f.nc"), whole)
     assert same(made(trained, tmp_path / "f.nc"), whole)
     assert [path.name for path in tmp_path.iterdir()] == ["f.nc"]
 
