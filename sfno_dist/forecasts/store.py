@@ -184,6 +184,8 @@ def _to_netcdf(layout: Layout, folder: Path, path: Path) -> None:
 
 def open_finished(path: Path) -> xr.Dataset:
     """A forecast that this module wrote; ``DataError`` for anything else."""
+    if not path.is_dir() and not path.is_file():
+        raise DataError(f"{path}: is no regular file; name another output")  # such as /dev/null, which stays
     try:
         options = {"engine": "zarr", "consolidated": False} if path.is_dir() else {"engine": "netcdf4"}
         dataset = xr.open_dataset(path, decode_timedelta=True, **options)
