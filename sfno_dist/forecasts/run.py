@@ -20,7 +20,6 @@ from tqdm import tqdm
 from sfno_dist.comm import whole
 from sfno_dist.data import DataError
 from sfno_dist.data.calendars import time_text
-from sfno_dist.data.checks import files
 from sfno_dist.data.failure import raise_everywhere
 from sfno_dist.data.samples import FieldReader
 from sfno_dist.forecasts import store
@@ -78,8 +77,6 @@ def forecast(request: Request, mesh: ProcessMesh, device: torch.device | str = "
         loaded = checkpoints.load(request.checkpoint, mesh)
         loaded.model.to(device)
         sources = request.data or loaded.data_paths
-        if output.absolute() in [Path(source).absolute() for source in files(sources)]:
-            raise DataError(f"{output}: is the file that the forecast starts from; choose another output")
         reader = FieldReader.of(loaded.recipe, sources)
         facts.update(reader.facts())
         layout, starts = _laid_out(request, loaded, reader, output)
@@ -106,7 +103,7 @@ def checked_output(name: str) -> Path:
         raise DataError(f"{path}: the folder {path.parent} does not exist; create it first")
     if path.is_dir() and path.suffix != ".zarr":
         raise DataError(f"{path}: is a folder; name a file such as {path / 'forecast.nc'}, or a folder *.zarr to make")
-    if path.suffix == ".zarr" and path.exists():
+    if path.exists():
         store.open_finished(path)
     return path
 

@@ -152,7 +152,9 @@ def finish(layout: Layout, folder: Path, output: Path) -> None:
     if output.suffix != ".zarr":
         with whole_or_nothing(output, overwrite=True) as partial:
             _to_netcdf(layout, folder, partial)
-        shutil.rmtree(folder)
+        written = folder.with_name("written.zarr")
+        os.replace(folder, written)  # killed while it removes half of the chunks, none is taken for a forecast
+        shutil.rmtree(written)
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of metadata that format 3 does not have yet, and xarray looks for
@@ -182,6 +184,8 @@ def _to_netcdf(layout: Layout, folder: Path, path: Path) -> None:
 
 def open_finished(path: Path) -> xr.Dataset:
     """A forecast that this module wrote; ``DataError`` for anything else."""
+    if not path.is_dir() and not path.is_file():
+        raise DataError(f"{path}: is no regular file; name another output")  # such as /dev/null, which stays
     try:
         options = {"engine": "zarr", "consolidated": False} if path.is_dir() else {"engine": "netcdf4"}
         dataset = xr.open_dataset(path, decode_timedelta=True, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from sfno_dist.data import DataError
 from sfno_dist.data.calendars import time_text
 from sfno_dist.data.recipe import Recipe
 from sfno_dist.data.samples import FieldReader
-from sfno_dist.data.timeline import TimeStep, in_calendar, period
+from sfno_dist.data.timeline import MINUTES, TimeStep, in_calendar, period
+
+FIRST, LAST = np.datetime64("1678", "s"), np.datetime64("2262", "s") - 1  # others would wrap around in nanoseconds
 
 
 def initial_indices(texts: Sequence[str], reader: FieldReader, step: TimeStep) -> list[int]:
@@ -33,7 +36,9 @@ def initial_indices(texts: Sequence[str], reader: FieldReader, step: TimeStep) -
 def find_time(time: Any, reader: FieldReader, step: TimeStep) -> int:
     """Index in the data of a time: the same instant, or for steps of months the same month."""
     ordinals = step.ordinals(reader.times)
-    wanted = step.ordinals(np.array([in_calendar(time, reader.times)]))[0]
+    time = in_calendar(time, reader.times)
+    bounded = time if not isinstance(time, np.datetime64) else min(max(time, FIRST), LAST)
+    wanted = step.ordinals(np.array([bounded]))[0]
     found = np.flatnonzero(ordinals == wanted)
     if len(found) == 0:
         places = [0, int(np.argmin(np.abs(ordinals - wanted))), -1]
@@ -51,6 +56,9 @@ def valid_times(start: int, steps: int, reader: FieldReader, step: TimeStep) -> 
     Where the data have such a month, they say at what day and hour it is stamped.
     """
     at = reader.times[start]
+    minutes = steps * step.stride * (MINUTES["days"] * 30 if step.unit == "months" else 1)
+    if isinstance(at, np.datetime64) and minutes > (LAST - at.astype("datetime64[s]")) // np.timedelta64(1, "m"):
+        raise DataError(f"--steps {steps}: a forecast from {_short(at)} ends by 2261, as the times of files do")
     times = [step.advance(at, n) for n in range(steps + 1)]
     held = dict(zip(step.ordinals(reader.times).tolist(), reader.times, strict=True))
     ordinals = step.ordinals(np.array(times)).tolist()
@@ -70,10 +78,11 @@ def check_prescribed(times: np.ndarray, reader: FieldReader, recipe: Recipe) -> 
 
 
 def _parsed(text: str) -> np.datetime64:
-    try:
-        return np.datetime64(text, "ns")
-    except ValueError:
-        raise DataError(f"--init: a time reads like 1991-01 or 2020-01-01T06, got {text!r}") from None
+    with contextlib.suppress(ValueError):
+        time = np.datetime64(text.removesuffix("Z"), "s")
+        if not np.isnat(time):
+            return time
+    raise DataError(f"--init: a time reads like 1991-01 or 2020-01-01T06, got {text!r}")
 
 
 def _of_period(text: str, reader: FieldReader) -> list[int]:

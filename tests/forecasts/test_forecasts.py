@@ -1,6 +1,8 @@
 """Forecasts on one process: right by hand, the same in any order of initial times, and whole or not there."""
 
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
@@ -149,6 +151,10 @@ def test_members_differ_by_smooth_fields_of_the_spread_asked_for(trained, whole,
         ({"inits": ["2020-02-01"]}, "no data at 2020-02-01T00:00; the nearest time is 2020-01-10T18:00, the data run"),
         ({"inits": ["2020-01-10T12"]}, "no data at 2020-01-11T00.*; the model takes z500 from the data at every step"),
         ({"inits": ["soon"]}, "--init: a time reads like"),
+        ({"inits": ["NaT"]}, "--init: a time reads like"),
+        ({"inits": [""]}, "--init: a time reads like"),
+        ({"inits": ["2604-07-23T23:34:33"]}, "no data at 2604-07-23T23:34; the nearest time is 2020-01-10T18:00"),
+        ({"steps": 10**6}, "--steps 1000000: a forecast from 2020-01-03T06:00 ends by 2261"),
         ({"inits": ["2021/2022"]}, "no data from 2021 to 2022"),
         ({"inits": ["2020-01-01/2020-01-02/often"]}, "a time step reads like"),
         ({"steps": 0}, "at least 1 step, got --steps 0"),
@@ -156,9 +162,11 @@ def test_members_differ_by_smooth_fields_of_the_spread_asked_for(trained, whole,
         ({"members": 2, "perturbation": -1.0}, "--perturbation is a share"),
         ({"output": "nowhere/f.nc"}, "the folder nowhere does not exist"),
         ({"output": "folder"}, "is a folder; name a file"),
+        ({"output": "foreign.nc"}, "foreign.nc: is no forecast that sfno-dist wrote"),
+        ({"output": "pipe"}, "pipe: is no regular file"),
         ({"output": "foreign.zarr"}, "foreign.zarr: .*no forecast that sfno-dist wrote"),
         ({"data": ["knots.nc"]}, "t2m is in 'knots', the checkpoint was trained on 'K'"),
-        ({"data": ["knots.nc"], "output": "knots.nc"}, "is the file that the forecast starts from"),
+        ({"data": ["knots.nc"], "output": "knots.nc"}, "knots.nc: is no forecast that sfno-dist wrote"),
     ],
 )  # fmt: skip
 def test_a_request_that_cannot_be_met_is_refused_and_leaves_nothing(trained, tmp_path, monkeypatch, change, words):
@@ -168,6 +176,8 @@ def test_a_request_that_cannot_be_met_is_refused_and_leaves_nothing(trained, tmp
     with xr.open_dataset(trained[1]) as data:
         data.t2m.attrs["units"] = "knots"
         data.to_netcdf("knots.nc")
+    xr.Dataset({"a": ("x", [1.0])}).to_netcdf("foreign.nc")
+    os.mkfifo("pipe")
     before = sorted(tmp_path.rglob("*"))
     options = {"checkpoint": str(trained[0]), "output": "f.nc", "inits": INITS, **change}
     with pytest.raises(DataError, match=words) as error:
@@ -207,6 +217,24 @@ def test_a_full_disk_is_a_line_and_the_forecast_goes_on_afterwards(trained, whol
     monkeypatch.setattr(store.Fields, "write", written)
     with pytest.raises(DataError, match=r"an unfinished forecast with steps 3, now it is 2.*rm -r"):
         made(trained, tmp_path / "f.nc", steps=2)
+    assert same(made(trained, tmp_path / "f.nc"), whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["f.nc"]
+
+
+def test_what_is_killed_as_it_clears_up_leaves_no_forecast_with_holes(trained, whole, tmp_path, monkeypatch):
+    removed = shutil.rmtree
+
+    def killed(path, **choice):
+        if (path / "t2m").exists():
+            removed(path / "t2m" / "c" / "0")  # one of the initial times
+            raise KeyboardInterrupt
+        removed(path, **choice)
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        made(trained, tmp_path / "f.nc")
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    assert same(fields(tmp_path / "f.nc"), whole)
     assert same(made(trained, tmp_path / "f.nc"), whole)
     assert [path.name for path in tmp_path.iterdir()] == ["f.nc"]
 
