@@ -1,6 +1,7 @@
 """Which layouts are offered, which one is recommended, and what cannot be planned."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -95,6 +96,12 @@ def test_a_report_says_what_to_take_and_what_does_not_fit():
         (["mesh.polar=33"], {}, "mesh.polar=33, but grid.latent has only 16 rows"),
         (["model.num_heads=5"], {}, "num_heads=5 does not divide"),
         (["trainer.precision=8-true"], {}, "trainer.precision=8-true"),
+        (["data.rollout_steps=0"], {}, "data.rollout_steps of train must be a whole number of at least 1"),
+        (["data.rollout_steps=abc"], {}, "data.rollout_steps of train must be"),
+        (["data.rollout_steps={train:[]}"], {}, "data.rollout_steps of train must be"),
+        (["data.batch_size=0"], {}, "data.batch_size counts the samples"),
+        (["data.batch_size=1.5"], {"processes": 2}, "data.batch_size counts the samples"),
+        (["data.batch_size=2", "mesh.data=3"], {}, "lower mesh.data"),
         (["+nonsense=1"], {}, "nothing reads the setting nonsense"),
         (["model=none"], {}, "Could not find 'model/none'"),
     ],
@@ -103,6 +110,15 @@ def test_what_cannot_be_planned_is_a_line(overrides, options, words):
     with pytest.raises(ValueError, match=words) as error:
         report(overrides, **options)
     assert "\n" not in str(error.value)
+
+
+def test_short_names_of_precision_are_those_of_lightning():
+    for short, long in (("16", "16-mixed"), ("bf16", "bf16-mixed"), ("32", "32-true"), ("64", "64-true")):
+        one, other = (
+            step_cost(compose_training([*TINY, f"trainer.precision={name}"]), GRID, ProcessMesh())
+            for name in (short, long)
+        )
+        assert one == replace(other, mesh=one.mesh)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("80GB", 80e9), ("512MiB", 2**29), ("1.5 KB", 1500.0)])
