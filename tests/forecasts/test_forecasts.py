@@ -221,6 +221,24 @@ def test_a_full_disk_is_a_line_and_the_forecast_goes_on_afterwards(trained, whol
     assert [path.name for path in tmp_path.iterdir()] == ["f.nc"]
 
 
+def test_what_is_killed_as_it_writes_netcdf_leaves_one_folder_and_goes_on(trained, whole, tmp_path, monkeypatch):
+    replace, left = os.replace, []
+
+    def killed(source, target):
+        if str(target).endswith("f.nc"):
+            left.extend(path.name for path in tmp_path.iterdir())
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        made(trained, tmp_path / "f.nc")
+    monkeypatch.setattr(os, "replace", replace)
+    assert left == [".f.nc.partial"]
+    assert same(made(trained, tmp_path / "f.nc"), whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["f.nc"]
+
+
 def test_what_is_killed_as_it_clears_up_leaves_no_forecast_with_holes(trained, whole, tmp_path, monkeypatch):
     removed = shutil.rmtree
 
