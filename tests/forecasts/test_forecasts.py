@@ -16,9 +16,11 @@ from sfno_dist.data import DataError
 from sfno_dist.data.barotropic import RADIUS
 from sfno_dist.data.samples import FieldReader
 from sfno_dist.forecasts import Request, forecast, store
+from sfno_dist.forecasts.command import run
 from sfno_dist.forecasts.ensemble import LENGTH, random_field
 from sfno_dist.training import checkpoint as checkpoints
 from sfno_dist.training.checkpoint import CheckpointError
+from sfno_dist.training.config import ConfigError
 
 INITS = ["2020-01-03T06", "2020-01-05", "2020-01-09T00"]
 ONE = ProcessMesh()
@@ -183,6 +185,17 @@ def test_a_request_that_cannot_be_met_is_refused_and_leaves_nothing(trained, tmp
     with pytest.raises(DataError, match=words) as error:
         forecast(Request(**{"steps": 3, **options}), ONE)
     assert "\n" not in str(error.value) and sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("picture", "words"), [("no/p.png", "does not exist"), ("p.nc", "ends with"), ("d.png", "is a")]
+)
+def test_a_picture_that_cannot_be_drawn_is_told_before_the_forecast(trained, tmp_path, monkeypatch, picture, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d.png").mkdir()
+    with pytest.raises(ConfigError, match=f"--plot {picture}: .*{words}"):
+        run(Request(str(trained[0]), "f.nc", INITS), ONE, command=[], picture=picture)
+    assert [path.name for path in tmp_path.iterdir()] == ["d.png"]
 
 
 def test_what_does_not_belong_together_is_not_appended(trained, tmp_path):
