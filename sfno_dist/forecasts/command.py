@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +25,15 @@ PATIENCE = 24 * 3600.0  # s: replicas end at different times; one that is killed
 def run(request: Request, layout: ProcessMesh, *, command: Sequence[str], picture: str | None) -> None:
     """``layout`` is that wanted, on paper; ``command`` what each process is to run, of this Python."""
     launch.end_with_the_command()
+    try:
+        _run(request, layout, command=command, picture=picture)
+    except KeyboardInterrupt:
+        if launch.Processes.of(os.environ).rank == 0:
+            print("\ninterrupted; the same command goes on from there", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+
+def _run(request: Request, layout: ProcessMesh, *, command: Sequence[str], picture: str | None) -> None:
     if picture:
         _check_picture(Path(picture))
     processes = launch.Processes.of(os.environ)

@@ -18,6 +18,7 @@ from sfno_dist.data.samples import FieldReader
 from sfno_dist.forecasts import Request, forecast, store
 from sfno_dist.forecasts.command import run
 from sfno_dist.forecasts.ensemble import LENGTH, random_field
+from sfno_dist.forecasts.rollout import Rollout
 from sfno_dist.training import checkpoint as checkpoints
 from sfno_dist.training.checkpoint import CheckpointError
 from sfno_dist.training.config import ConfigError
@@ -198,6 +199,22 @@ def test_a_picture_that_cannot_be_drawn_is_told_before_the_forecast(trained, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["d.png"]
 
 
+def test_an_interruption_is_a_line_and_goes_on(trained, whole, tmp_path, monkeypatch, capsys):
+    advance = Rollout.advance
+
+    def interrupted(self, features):
+        if self.trajectory.number == 1:
+            raise KeyboardInterrupt
+        advance(self, features)
+
+    monkeypatch.setattr(Rollout, "advance", interrupted)
+    with pytest.raises(SystemExit) as end:
+        run(Request(str(trained[0]), str(tmp_path / "f.nc"), INITS, steps=3), ONE, command=[], picture=None)
+    assert end.value.code == 130 and "interrupted; the same command goes on" in capsys.readouterr().err
+    monkeypatch.setattr(Rollout, "advance", advance)
+    assert same(made(trained, tmp_path / "f.nc"), whole)
+
+
 def test_what_does_not_belong_together_is_not_appended(trained, tmp_path):
     made(trained, tmp_path / "f.nc", INITS[:1])
     for change, words in (({"steps": 2}, "steps 3, now it is 2"), ({"members": 2}, "members None, now it is 2")):
@@ -212,6 +229,14 @@ def test_a_checkpoint_that_does_not_fit_together_is_refused(trained, tmp_path):
     torch.save(stored, tmp_path / "c.ckpt")
     with pytest.raises(CheckpointError, match="does not fit together"):
         forecast(Request(str(tmp_path / "c.ckpt"), str(tmp_path / "f.nc"), INITS), ONE)
+
+
+@pytest.mark.parametrize("length", [0, 1, 1000, -1])
+def test_a_checkpoint_that_was_cut_short_is_a_line(trained, tmp_path, length):
+    (tmp_path / "c.ckpt").write_bytes(trained[0].read_bytes()[:length])
+    with pytest.raises(CheckpointError, match="c.ckpt: not a readable checkpoint") as error:
+        forecast(Request(str(tmp_path / "c.ckpt"), str(tmp_path / "f.nc"), INITS), ONE)
+    assert "\n" not in str(error.value) and [path.name for path in tmp_path.iterdir()] == ["c.ckpt"]
 
 
 def test_a_full_disk_is_a_line_and_the_forecast_goes_on_afterwards(trained, whole, tmp_path, monkeypatch):
