@@ -199,6 +199,18 @@ def test_a_picture_that_cannot_be_drawn_is_told_before_the_forecast(trained, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["d.png"]
 
 
+def test_what_ended_before_its_first_step_does_not_stand_in_the_way_of_another(trained, whole, tmp_path, monkeypatch):
+    def broken(self, *arguments):
+        raise DataError("t2m has NaN")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rollout, "__init__", broken)
+        with pytest.raises(DataError, match="t2m has NaN"):
+            made(trained, tmp_path / "f.nc", INITS[:1])
+    assert same(made(trained, tmp_path / "f.nc"), whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["f.nc"]
+
+
 def test_an_interruption_is_a_line_and_goes_on(trained, whole, tmp_path, monkeypatch, capsys):
     advance = Rollout.advance
 
@@ -234,7 +246,7 @@ def test_a_checkpoint_that_does_not_fit_together_is_refused(trained, tmp_path):
 @pytest.mark.parametrize("length", [0, 1, 1000, -1])
 def test_a_checkpoint_that_was_cut_short_is_a_line(trained, tmp_path, length):
     (tmp_path / "c.ckpt").write_bytes(trained[0].read_bytes()[:length])
-    with pytest.raises(CheckpointError, match="c.ckpt: not a readable checkpoint") as error:
+    with pytest.raises(CheckpointError, match=r"c\.ckpt: not a readable checkpoint") as error:
         forecast(Request(str(tmp_path / "c.ckpt"), str(tmp_path / "f.nc"), INITS), ONE)
     assert "\n" not in str(error.value) and [path.name for path in tmp_path.iterdir()] == ["c.ckpt"]
 
