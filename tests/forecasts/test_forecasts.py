@@ -108,6 +108,7 @@ def test_a_second_forecast_replaces_the_first(trained, tmp_path):
         ("2020-01-03/2020-01-03", [8, 9, 10, 11]),
         ("2020-01-02T18/2020-01-04/24hours", [7, 11, 15]),
         ("2020-01-08/2020-01-08/12 hours", [28, 30]),
+        ("2020-01-02T18/2020-01-04/1month", [7]),
     ],
 )
 def test_a_period_names_all_its_times(trained, tmp_path, init, expected):
@@ -159,6 +160,8 @@ def test_members_differ_by_smooth_fields_of_the_spread_asked_for(trained, whole,
         ({"inits": ["2604-07-23T23:34:33"]}, "no data at 2604-07-23T23:34; the nearest time is 2020-01-10T18:00"),
         ({"steps": 10**6}, "--steps 1000000: a forecast from 2020-01-03T06:00 ends by 2261"),
         ({"inits": ["2021/2022"]}, "no data from 2021 to 2022"),
+        ({"inits": ["2604-07-20/2604-07-26"]}, "--init 2604-07-20/2604-07-26: years run from 1678 to 2261"),
+        ({"inits": ["2020/"]}, "--init: a time reads like"),
         ({"inits": ["2020-01-01/2020-01-02/often"]}, "a time step reads like"),
         ({"steps": 0}, "at least 1 step, got --steps 0"),
         ({"members": 0}, "at least 1 member, got --members 0"),
