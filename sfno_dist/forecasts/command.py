@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import xarray as xr
@@ -15,12 +18,24 @@ from sfno_dist.mesh import Decomposition, ProcessMesh
 from sfno_dist.training import checkpoint, launch, plot
 from sfno_dist.training.config import ConfigError
 
+PICTURES = (".png", ".pdf", ".svg", ".jpg", ".webp")
 PATIENCE = 24 * 3600.0  # s: replicas end at different times; one that is killed is noticed at once
 
 
 def run(request: Request, layout: ProcessMesh, *, command: Sequence[str], picture: str | None) -> None:
     """``layout`` is that wanted, on paper; ``command`` what each process is to run, of this Python."""
     launch.end_with_the_command()
+    try:
+        _run(request, layout, command=command, picture=picture)
+    except KeyboardInterrupt:
+        if launch.Processes.of(os.environ).rank == 0:
+            print("\ninterrupted; the same command goes on from there", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+
+def _run(request: Request, layout: ProcessMesh, *, command: Sequence[str], picture: str | None) -> None:
+    if picture:
+        _check_picture(Path(picture))
     processes = launch.Processes.of(os.environ)
     launch.refuse_other_size(layout.sizes, processes)
     if layout.size > processes.size:
@@ -43,6 +58,16 @@ def run(request: Request, layout: ProcessMesh, *, command: Sequence[str], pictur
         if picture:
             draw(request, picture)
             print(f"wrote {picture}")
+
+
+def _check_picture(path: Path) -> None:
+    """``ConfigError`` before the forecast, which may take hours, where no picture could be drawn after it."""
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--plot {path}: the folder {path.parent} does not exist; create it first")
+    if path.suffix.lower() not in PICTURES:
+        raise ConfigError(f"--plot {path}: name a picture that ends with {', '.join(PICTURES)}")
+    if path.is_dir():
+        raise ConfigError(f"--plot {path}: is a folder; name a file in it")
 
 
 def _summary(request: Request, made: int) -> str:

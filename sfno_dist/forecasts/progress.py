@@ -59,12 +59,13 @@ class Progress:
         except OSError:
             pass  # a file system without locks
         stored = self.folder / "request.json"
-        if not stored.exists() or not self.fields.exists():
-            for left in self.folder.iterdir():  # of a command that was killed as it began, or at its very end
+        earlier = json.loads(stored.read_text()) if stored.exists() and self.fields.exists() else None
+        made = any(left.name.startswith(("done_", "state_")) for left in self.folder.iterdir())
+        if earlier is None or (earlier != request and not made):
+            for left in self.folder.iterdir():  # of a command that ended as it began, or was killed at its very end
                 if left.name != "lock":
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
             return False
-        earlier = json.loads(stored.read_text())
         for name in {**earlier, **request}:
             if earlier.get(name) != request.get(name):
                 raise DataError(

@@ -26,7 +26,6 @@ from tqdm import tqdm
 from sfno_dist.data import DataError
 from sfno_dist.data.calendars import calendar_of, instants
 from sfno_dist.data.names import cf_attributes
-from sfno_dist.data.output import whole_or_nothing
 from sfno_dist.data.rechunk import create_field
 from sfno_dist.data.recipe import Recipe
 
@@ -150,8 +149,13 @@ def _link_chunks(earlier: Path, array: Path) -> None:
 def finish(layout: Layout, folder: Path, output: Path) -> None:
     """Gives the finished zarr in ``folder`` its name, or makes netCDF of it."""
     if output.suffix != ".zarr":
-        with whole_or_nothing(output, overwrite=True) as partial:
-            _to_netcdf(layout, folder, partial)
+        partial = folder.with_name("forecast.nc")  # goes with its folder, whenever this is killed
+        try:
+            _to_netcdf(layout, folder, partial, output.stem)
+        except OSError:  # a full disk needs its place
+            partial.unlink(missing_ok=True)
+            raise
+        os.replace(partial, output)
         written = folder.with_name("written.zarr")
         os.replace(folder, written)  # killed while it removes half of the chunks, none is taken for a forecast
         shutil.rmtree(written)
@@ -166,7 +170,7 @@ def finish(layout: Layout, folder: Path, output: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _to_netcdf(layout: Layout, folder: Path, path: Path) -> None:
+def _to_netcdf(layout: Layout, folder: Path, path: Path, title: str) -> None:
     """Field by field, so that the memory does not grow with the forecast."""
     layout.coordinates().to_netcdf(path)
     arrays = {name: _array(folder, name) for name in layout.recipe.outputs}
@@ -178,7 +182,7 @@ def _to_netcdf(layout: Layout, folder: Path, path: Path) -> None:
                 fill_value=np.float32(np.nan), chunk_cache=4 * math.prod(layout.chunks),
             ).setncatts(layout.variable_attributes(v))  # fmt: skip
         places = list(itertools.product(layout.recipe.outputs, *map(range, layout.shape[:-2])))
-        for name, *place in tqdm(places, desc=f"writing {path.name[1:].split('.')[0]}", unit="field", delay=3.0):
+        for name, *place in tqdm(places, desc=f"writing {title}", unit="field", delay=3.0):
             data[name][tuple(place)] = arrays[name][tuple(place)]
 
 

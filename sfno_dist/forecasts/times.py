@@ -89,6 +89,9 @@ def _of_period(text: str, reader: FieldReader) -> list[int]:
     first, last, *every = text.split("/")
     if len(every) > 1:
         raise DataError(f"--init: a period reads FIRST/LAST or FIRST/LAST/EVERY, got {text!r}")
+    for date in (first, last):
+        if not FIRST <= _parsed(date) <= LAST:
+            raise DataError(f"--init {text}: years run from 1678 to 2261")
     start, end = period(first, last, f"--init {text}")
     inside = np.flatnonzero((reader.dates >= start) & (reader.dates <= end) & reader.complete)
     if len(inside) == 0:
@@ -98,7 +101,9 @@ def _of_period(text: str, reader: FieldReader) -> list[int]:
         return inside.tolist()
     stride = TimeStep.parse(every[0])
     ordinals = stride.ordinals(reader.times[inside])
-    return inside[(ordinals - ordinals[0]) % stride.stride == 0].tolist()
+    chosen = (ordinals - ordinals[0]) % stride.stride == 0
+    chosen &= np.diff(ordinals, prepend=ordinals[0] - 1) != 0  # the first of a month, where the step is months
+    return inside[chosen].tolist()
 
 
 def _short(time: Any) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+import numpy as np
 from omegaconf import DictConfig
 
+from sfno_dist.data.sampler import GlobalBatches
 from sfno_dist.data.samples import FieldReader
 from sfno_dist.geometry import Grid
 from sfno_dist.plan.layouts import BALANCED, USABLE, Choice, busiest, choices, parsed_memory, recommended
@@ -31,6 +33,8 @@ def report(overrides: Sequence[str], *, processes: int | None = None, memory: st
         raise ConfigError(f"--processes must be at least 1, got {processes}")
     config = compose_training([*overrides, "name=plan", "paths.output=."], may_lack=["data.paths"])
     refuse_unread(config)
+    replicas = config.mesh.data if processes is None else 1
+    GlobalBatches(np.empty((0, 1)), config.data.batch_size, replicas=replicas)  # refuses what a training would
     grid = _grid(config)
     if processes is not None:
         return "\n".join([_head(config, grid), *_layouts(choices(config, grid, processes, available), memory)])

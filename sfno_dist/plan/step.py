@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from sfno_dist.comm.wire import Flight
+from sfno_dist.data.curriculum import Curriculum
 from sfno_dist.data.recipe import Recipe, Roles
 from sfno_dist.data.statistics import Statistics
 from sfno_dist.data.timeline import TimeStep
@@ -159,10 +160,10 @@ def _recipe(config: DictConfig, grid: Grid, mesh: ProcessMesh) -> Recipe:
 
 
 def _longest_rollout(config: DictConfig) -> int:
-    """Steps of the longest training rollout that the curriculum comes to."""
+    """Steps of the longest training rollout that the curriculum comes to; ``DataError`` for what is none."""
     steps = config.data.get("rollout_steps", 1)
-    steps = steps if isinstance(steps, int) else steps.get("train", 1)
-    return steps if isinstance(steps, int) else max(count for _, count in steps)
+    steps = steps.get("train", 1) if isinstance(steps, DictConfig) else steps
+    return max(count for _, count in Curriculum(steps, "train").stages)
 
 
 def _without_values(module: nn.Module, mode: FakeTensorMode) -> None:
@@ -180,7 +181,7 @@ def in_precision(module: nn.Module, text: str) -> contextlib.AbstractContextMana
     bits, _, kind = text.partition("-")
     if bits not in DTYPES or kind not in ("true", "mixed", ""):
         raise ConfigError(f"trainer.precision={text} is none that plan knows: {', '.join(DTYPES)}, -true or -mixed")
-    if kind == "mixed":
+    if kind == "mixed" or (bits in ("bf16", "16") and not kind):  # Lightning's short names of mixed precision
         return torch.autocast("cpu", DTYPES[bits])
     module.to(DTYPES[bits])
     return contextlib.nullcontext()

@@ -100,7 +100,8 @@ def read(path: Path) -> dict[str, Any]:
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path}: not a readable checkpoint ({str(error).splitlines()[0][:120]})") from error
+        reason = (str(error) or "it is empty").splitlines()[0][:120]
+        raise CheckpointError(f"{path}: not a readable checkpoint ({reason})") from error
     check_format(stored, path)
     return stored
 

@@ -16,9 +16,12 @@ from sfno_dist.data import DataError
 from sfno_dist.data.barotropic import RADIUS
 from sfno_dist.data.samples import FieldReader
 from sfno_dist.forecasts import Request, forecast, store
+from sfno_dist.forecasts.command import run
 from sfno_dist.forecasts.ensemble import LENGTH, random_field
+from sfno_dist.forecasts.rollout import Rollout
 from sfno_dist.training import checkpoint as checkpoints
 from sfno_dist.training.checkpoint import CheckpointError
+from sfno_dist.training.config import ConfigError
 
 INITS = ["2020-01-03T06", "2020-01-05", "2020-01-09T00"]
 ONE = ProcessMesh()
@@ -105,6 +108,7 @@ def test_a_second_forecast_replaces_the_first(trained, tmp_path):
         ("2020-01-03/2020-01-03", [8, 9, 10, 11]),
         ("2020-01-02T18/2020-01-04/24hours", [7, 11, 15]),
         ("2020-01-08/2020-01-08/12 hours", [28, 30]),
+        ("2020-01-02T18/2020-01-04/1month", [7]),
     ],
 )
 def test_a_period_names_all_its_times(trained, tmp_path, init, expected):
@@ -156,6 +160,8 @@ def test_members_differ_by_smooth_fields_of_the_spread_asked_for(trained, whole,
         ({"inits": ["2604-07-23T23:34:33"]}, "no data at 2604-07-23T23:34; the nearest time is 2020-01-10T18:00"),
         ({"steps": 10**6}, "--steps 1000000: a forecast from 2020-01-03T06:00 ends by 2261"),
         ({"inits": ["2021/2022"]}, "no data from 2021 to 2022"),
+        ({"inits": ["2604-07-20/2604-07-26"]}, "--init 2604-07-20/2604-07-26: years run from 1678 to 2261"),
+        ({"inits": ["2020/"]}, "--init: a time reads like"),
         ({"inits": ["2020-01-01/2020-01-02/often"]}, "a time step reads like"),
         ({"steps": 0}, "at least 1 step, got --steps 0"),
         ({"members": 0}, "at least 1 member, got --members 0"),
@@ -185,6 +191,45 @@ def test_a_request_that_cannot_be_met_is_refused_and_leaves_nothing(trained, tmp
     assert "\n" not in str(error.value) and sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("picture", "words"), [("no/p.png", "does not exist"), ("p.nc", "ends with"), ("d.png", "is a")]
+)
+def test_a_picture_that_cannot_be_drawn_is_told_before_the_forecast(trained, tmp_path, monkeypatch, picture, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d.png").mkdir()
+    with pytest.raises(ConfigError, match=f"--plot {picture}: .*{words}"):
+        run(Request(str(trained[0]), "f.nc", INITS), ONE, command=[], picture=picture)
+    assert [path.name for path in tmp_path.iterdir()] == ["d.png"]
+
+
+def test_what_ended_before_its_first_step_does_not_stand_in_the_way_of_another(trained, whole, tmp_path, monkeypatch):
+    def broken(self, *arguments):
+        raise DataError("t2m has NaN")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rollout, "__init__", broken)
+        with pytest.raises(DataError, match="t2m has NaN"):
+            made(trained, tmp_path / "f.nc", INITS[:1])
+    assert same(made(trained, tmp_path / "f.nc"), whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["f.nc"]
+
+
+def test_an_interruption_is_a_line_and_goes_on(trained, whole, tmp_path, monkeypatch, capsys):
+    advance = Rollout.advance
+
+    def interrupted(self, features):
+        if self.trajectory.number == 1:
+            raise KeyboardInterrupt
+        advance(self, features)
+
+    monkeypatch.setattr(Rollout, "advance", interrupted)
+    with pytest.raises(SystemExit) as end:
+        run(Request(str(trained[0]), str(tmp_path / "f.nc"), INITS, steps=3), ONE, command=[], picture=None)
+    assert end.value.code == 130 and "interrupted; the same command goes on" in capsys.readouterr().err
+    monkeypatch.setattr(Rollout, "advance", advance)
+    assert same(made(trained, tmp_path / "f.nc"), whole)
+
+
 def test_what_does_not_belong_together_is_not_appended(trained, tmp_path):
     made(trained, tmp_path / "f.nc", INITS[:1])
     for change, words in (({"steps": 2}, "steps 3, now it is 2"), ({"members": 2}, "members None, now it is 2")):
@@ -199,6 +244,14 @@ def test_a_checkpoint_that_does_not_fit_together_is_refused(trained, tmp_path):
     torch.save(stored, tmp_path / "c.ckpt")
     with pytest.raises(CheckpointError, match="does not fit together"):
         forecast(Request(str(tmp_path / "c.ckpt"), str(tmp_path / "f.nc"), INITS), ONE)
+
+
+@pytest.mark.parametrize("length", [0, 1, 1000, -1])
+def test_a_checkpoint_that_was_cut_short_is_a_line(trained, tmp_path, length):
+    (tmp_path / "c.ckpt").write_bytes(trained[0].read_bytes()[:length])
+    with pytest.raises(CheckpointError, match=r"c\.ckpt: not a readable checkpoint") as error:
+        forecast(Request(str(tmp_path / "c.ckpt"), str(tmp_path / "f.nc"), INITS), ONE)
+    assert "\n" not in str(error.value) and [path.name for path in tmp_path.iterdir()] == ["c.ckpt"]
 
 
 def test_a_full_disk_is_a_line_and_the_forecast_goes_on_afterwards(trained, whole, tmp_path, monkeypatch):
@@ -217,6 +270,24 @@ def test_a_full_disk_is_a_line_and_the_forecast_goes_on_afterwards(trained, whol
     monkeypatch.setattr(store.Fields, "write", written)
     with pytest.raises(DataError, match=r"an unfinished forecast with steps 3, now it is 2.*rm -r"):
         made(trained, tmp_path / "f.nc", steps=2)
+    assert same(made(trained, tmp_path / "f.nc"), whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["f.nc"]
+
+
+def test_what_is_killed_as_it_writes_netcdf_leaves_one_folder_and_goes_on(trained, whole, tmp_path, monkeypatch):
+    replace, left = os.replace, []
+
+    def killed(source, target):
+        if str(target).endswith("f.nc"):
+            left.extend(path.name for path in tmp_path.iterdir())
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        made(trained, tmp_path / "f.nc")
+    monkeypatch.setattr(os, "replace", replace)
+    assert left == [".f.nc.partial"]
     assert same(made(trained, tmp_path / "f.nc"), whole)
     assert [path.name for path in tmp_path.iterdir()] == ["f.nc"]
 

@@ -10,7 +10,7 @@ from sfno_dist import Grid, Neighbourhood, ProcessMesh
 from sfno_dist.plan.command import report
 from sfno_dist.plan.layouts import Choice, choices, parsed_memory, recommended
 from sfno_dist.plan.memory import LiveBytes
-from sfno_dist.plan.step import Cost, paper_module, step_cost
+from sfno_dist.plan.step import Cost, in_precision, paper_module, step_cost
 from sfno_dist.training.compose import compose_training
 
 GRID = Grid("equiangular", 73, 144)
@@ -95,6 +95,12 @@ def test_a_report_says_what_to_take_and_what_does_not_fit():
         (["mesh.polar=33"], {}, "mesh.polar=33, but grid.latent has only 16 rows"),
         (["model.num_heads=5"], {}, "num_heads=5 does not divide"),
         (["trainer.precision=8-true"], {}, "trainer.precision=8-true"),
+        (["data.rollout_steps=0"], {}, "data.rollout_steps of train must be a whole number of at least 1"),
+        (["data.rollout_steps=abc"], {}, "data.rollout_steps of train must be"),
+        (["data.rollout_steps={train:[]}"], {}, "data.rollout_steps of train must be"),
+        (["data.batch_size=0"], {}, "data.batch_size counts the samples"),
+        (["data.batch_size=1.5"], {"processes": 2}, "data.batch_size counts the samples"),
+        (["data.batch_size=2", "mesh.data=3"], {}, "lower mesh.data"),
         (["+nonsense=1"], {}, "nothing reads the setting nonsense"),
         (["model=none"], {}, "Could not find 'model/none'"),
     ],
@@ -103,6 +109,13 @@ def test_what_cannot_be_planned_is_a_line(overrides, options, words):
     with pytest.raises(ValueError, match=words) as error:
         report(overrides, **options)
     assert "\n" not in str(error.value)
+
+
+def test_short_names_of_precision_are_those_of_lightning():
+    for short, dtype in (("16", torch.float16), ("bf16", torch.bfloat16)):
+        layer = torch.nn.Linear(2, 2)
+        with in_precision(layer, short):
+            assert layer(torch.ones(1, 2)).dtype == dtype and layer.weight.dtype == torch.float32
 
 
 @pytest.mark.parametrize(("text", "expected"), [("80GB", 80e9), ("512MiB", 2**29), ("1.5 KB", 1500.0)])
