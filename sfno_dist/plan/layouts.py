@@ -30,17 +30,19 @@ class Choice:
 
 
 def busiest(config: DictConfig, grid: Grid, sizes: tuple[int, int, int]) -> Cost:
-    """The largest of each number over the processes of a layout: those by a pole, in the middle, and with most rows.
+    """The largest of each number over the processes of a layout: by a pole, in the middle, of most rows and columns.
 
-    The columns of a layout are alike, and the hemispheres nearly so.
+    The hemispheres are nearly alike, and columns but for their width, which differs by one at most.
     """
     row_balance = config.mesh.row_balance
-    rows = np.diff(Decomposition(grid, ProcessMesh.on_paper(*sizes, row_balance=row_balance)).row_bounds)
-    bands = sorted({0, len(rows) // 2, int(rows.argmax())})
+    mesh = ProcessMesh.on_paper(*sizes, row_balance=row_balance)
+    tiles = [Decomposition(one, mesh) for one in (grid, Grid(**config.grid.latent))]
+    tallest = int(np.sum([np.diff(tile.row_bounds) / tile.grid.nlat for tile in tiles], axis=0).argmax())
+    widest = int(np.sum([np.diff(tile.column_bounds) / tile.grid.nlon for tile in tiles], axis=0).argmax())
     costs = []
-    for band in bands:
-        mesh = ProcessMesh.on_paper(*sizes, rank=band * sizes[2], row_balance=row_balance)
-        costs.append(step_cost(config, grid, mesh))
+    for band in sorted({0, mesh.polar // 2, tallest}):
+        one = ProcessMesh.on_paper(*sizes, rank=band * mesh.azimuth + widest, row_balance=row_balance)
+        costs.append(step_cost(config, grid, one))
     most = max(costs, key=lambda cost: cost.total)
     return replace(most, received=max(cost.received for cost in costs))
 

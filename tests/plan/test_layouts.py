@@ -8,7 +8,7 @@ import torch
 
 from sfno_dist import Grid, Neighbourhood, ProcessMesh
 from sfno_dist.plan.command import report
-from sfno_dist.plan.layouts import Choice, choices, parsed_memory, recommended
+from sfno_dist.plan.layouts import Choice, busiest, choices, parsed_memory, recommended
 from sfno_dist.plan.memory import LiveBytes
 from sfno_dist.plan.step import Cost, in_precision, paper_module, step_cost
 from sfno_dist.training.compose import compose_training
@@ -54,6 +54,16 @@ def test_the_work_of_bands_is_what_neighbourhoods_say():
         expected += [rows[a:b].sum() for a, b in itertools.pairwise(bounds)]
     assert list(cost.pairs) == expected.tolist()
     assert cost.imbalance == pytest.approx(expected.max() / expected.mean())
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 7), (1, 3, 3)])
+def test_the_busiest_process_is_that_of_all_where_cuts_are_uneven(sizes):
+    config = compose_training([*TINY, "model.embed_channels=8"])
+    grid, size = Grid("equiangular", 13, 24), sizes[1] * sizes[2]
+    costs = [step_cost(config, grid, ProcessMesh.on_paper(*sizes, rank=rank)) for rank in range(size)]
+    found = busiest(config, grid, sizes)
+    assert found.total == pytest.approx(max(cost.total for cost in costs), rel=0.05)
+    assert found.received == pytest.approx(max(cost.received for cost in costs), rel=0.1)
 
 
 def test_layouts_are_all_that_grids_and_batch_allow():

@@ -170,7 +170,7 @@ def test_runs_of_a_sweep_have_a_folder_each(tmp_path):
         (["--init", "1991-01", "--output", "nowhere/f.nc"], "does not exist"),
         (
             ["--init", "1991-01", "--data", "knots.nc", "--output", "knots.nc"],
-            "is the file that the forecast starts from",
+            "knots.nc: is no forecast that sfno-dist wrote; name another output",
         ),
     ],
 )
