@@ -74,14 +74,13 @@ def step_cost(config: DictConfig, grid: Grid, mesh: ProcessMesh) -> Cost:
         live = LiveBytes(module.model)
         with live:
             batch = paper_batch(config, module)
-            held_by_batch, before = live.held, Flight.planned_bytes
+            held_by_batch = live.held
             # In the second step all that stays is there, and Lightning frees the old gradients after the forward.
             for _ in range(2):
-                live.peak = live.held
-                received, Flight.planned_bytes = Flight.planned_bytes - before, before
+                live.peak, before = live.held, Flight.planned_bytes
                 live.made.clear()
                 training_step(module, batch, optimizer, precise)
-            received, Flight.planned_bytes = Flight.planned_bytes - before, before
+            received = Flight.planned_bytes - before
         parameters = list(module.parameters())
         weights = sum(t.nbytes for t in [*parameters, *module.buffers()])
         gradients = sum(p.grad.nbytes for p in parameters if p.grad is not None)
