@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
@@ -25,10 +25,10 @@ from sfno_dist.geometry import Grid
 from sfno_dist.layers import SphericalAttention
 from sfno_dist.mesh import ProcessMesh
 from sfno_dist.plan.memory import LiveBytes
-from sfno_dist.training.checkpoint import build_model, model_class
-from sfno_dist.training.config import ConfigError, arguments, build
+from sfno_dist.training.config import ConfigError
 from sfno_dist.training.losses import mean_loss
 from sfno_dist.training.module import ForecastModule
+from sfno_dist.training.run import module_of
 
 DTYPES = {"bf16": torch.bfloat16, "16": torch.float16, "32": torch.float32, "64": torch.float64}
 
@@ -119,12 +119,10 @@ def pairs(layer: SphericalAttention) -> np.ndarray:
 
 
 def paper_module(config: DictConfig, grid: Grid, mesh: ProcessMesh) -> ForecastModule:
-    """As ``training.run.build_module`` makes it, without data."""
-    settings = arguments(config.model, "model", model_class(config.model.name), beside=("name", "compile"))
-    settings.pop("compile", None)
-    recipe = _recipe(config, grid, mesh)
-    model = build_model({**settings, "exchange": config.mesh.exchange}, recipe)
-    return ForecastModule(model, recipe, model_settings=settings, **build(config.optim, "optim", _convert_="all"))
+    """As a training makes it, without data and never compiled."""
+    plain = OmegaConf.merge(config, {"model": {"compile": False}})
+    assert isinstance(plain, DictConfig)
+    return module_of(plain, _recipe(config, grid, mesh), [])
 
 
 def paper_batch(config: DictConfig, module: ForecastModule) -> dict[str, Tensor]:

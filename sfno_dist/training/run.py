@@ -70,16 +70,20 @@ def build_data(config: DictConfig, mesh: ProcessMesh | None = None) -> WeatherDa
 
 
 def build_module(config: DictConfig, data: WeatherDataModule) -> ForecastModule:
+    return module_of(config, data.recipe, [str(Path(path).absolute()) for path in data.reader.paths])
+
+
+def module_of(config: DictConfig, recipe: Recipe, data_paths: list[str]) -> ForecastModule:
     settings = arguments(config.model, "model", model_class(config.model.name), beside=("name", "compile"))
     compiled = settings.pop("compile", False)
-    model = build_model({**settings, "exchange": config.mesh.exchange}, data.recipe)
+    model = build_model({**settings, "exchange": config.mesh.exchange}, recipe)
     if compiled:
         model.compile()  # in place: its weights keep their names
     return ForecastModule(
         model,
-        data.recipe,
+        recipe,
         model_settings=settings,
-        data_paths=[str(Path(path).absolute()) for path in data.reader.paths],
+        data_paths=data_paths,
         seed=config.seed,
         **build(config.optim, "optim", _convert_="all"),
     )
